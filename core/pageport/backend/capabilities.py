@@ -1,0 +1,47 @@
+"""What a device can do, asked as questions, with the cautious answer as the default."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """Core plans by these answers and never by who the vendor is."""
+
+    # In which dtypes can it compute? Names as in torch: "float32", "bfloat16", "float16".
+    compute_dtypes: tuple[str, ...] = ("float32",)
+    # Which of these does `--dtype auto` choose for a checkpoint stored in bfloat16 or float16?
+    preferred_dtype: str = "float32"
+    # In which dtypes can it keep keys and values?
+    kv_dtypes: tuple[str, ...] = ("float32",)
+    # Which stored weight schemes does it keep in their own format? The rest is dequantised while loading.
+    weight_schemes: tuple[str, ...] = ()
+    # Does keeping a stored scheme round activations too (int8 activations, say)? Start-up then says so.
+    quantises_activations: bool = False
+    # How many tokens may a cache block hold?
+    block_sizes: tuple[int, ...] = (16,)
+    # Which head sizes do its attention kernels take? Empty: any.
+    head_sizes: tuple[int, ...] = ()
+    # Which kinds of cache group does it allocate?
+    kv_kinds: tuple[str, ...] = ("full",)
+    # Which attention variants does it compute: "sliding_window", "softcap", "sinks", "alibi"?
+    attention_variants: tuple[str, ...] = ()
+    # Can one step hold prefill chunks and decodes together?
+    mixed_batches: bool = True
+    # Must decodes come before prefills in a batch?
+    decode_first: bool = False
+    # With `decode_first`: how many queries may a decode row have?
+    max_decode_query_len: int = 1
+    # Are shapes compiled ahead of time? Core then pads to the buckets.
+    static_shapes: bool = False
+    token_buckets: tuple[int, ...] = ()
+    request_buckets: tuple[int, ...] = ()
+    # Are results bitwise equal: never promised, from run to run, or whatever else is in the batch?
+    determinism: Literal["none", "run", "batch"] = "none"
+    # How many steps may be in flight before the host waits for a result?
+    pipeline_depth: int = 0
+    # Name of the torch.distributed backend for collectives, if any.
+    collective_backend: str | None = None
+    # Optional features with their versions: "op:rms_norm": 1, "graph": 1, "swap": 1, "whole_model": 1, …
+    features: Mapping[str, int] = field(default_factory=dict)

@@ -1,0 +1,245 @@
+"""``Device``: an opened device. Three methods are needed; every op has a plain-torch reference until replaced.
+
+A subclass replaces an op by overriding its method. The ops in ``REQUIRED_OPS`` belong to the interface itself; an
+override of one in ``OPTIONAL_OPS`` is used when ``capabilities.features`` declares ``op:<name>`` with a version this
+pageport serves (``pageport.backend.op_table`` checks both directions).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64, UInt8
+from torch import Tensor
+
+from pageport.backend.batch import AttentionBatch
+from pageport.backend.capabilities import Capabilities
+from pageport.backend.kv import AttentionParams, KVSpec, Memory
+from pageport.backend.reference import attention as reference_attention
+from pageport.backend.reference import kv as reference_kv
+from pageport.backend.reference import ops as reference_ops
+from pageport.backend.reference import weights as reference_weights
+from pageport.backend.weights import StoredTensor, WeightSpec
+
+
+class Device(ABC):
+    """One opened device: its memory, its KV storage, its form of every weight, its ops."""
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """What this device can do."""
+
+    @property
+    @abstractmethod
+    def torch_device(self) -> torch.device:
+        """Where core puts the tensors it hands over; ``cpu`` for a device of another framework."""
+
+    @abstractmethod
+    def memory(self) -> Memory:
+        """Return total, free and own memory in bytes, now."""
+
+    def synchronize(self) -> None:  # noqa: B027 - nothing to wait for unless the device is asynchronous
+        """Wait until everything submitted is done."""
+
+    def close(self) -> None:  # noqa: B027 - nothing to give back unless the device holds something
+        """Give everything back; calling it twice is harmless."""
+
+    # --- weights -----------------------------------------------------------------------------------------------
+
+    def prepare_weight(self, spec: WeightSpec, parts: Sequence[StoredTensor]) -> Any:
+        """Turn stored matrices, concatenated by rows, into this device's own form.
+
+        Called once per matrix while loading, which drops ``parts`` afterwards. The result is opaque to core, which
+        passes it to ``linear`` and ``embed`` (a tied embedding is one weight for both).
+        """
+        return reference_weights.prepare_weight(spec, parts, self.torch_device)
+
+    def weight_bytes(self, weight: Any) -> int:
+        """Return the bytes ``weight`` occupies on the device."""
+        return reference_weights.weight_bytes(weight)
+
+    def linear(
+        self,
+        weight: Any,
+        x: Float[Tensor, "tokens in_features"],
+        bias: Float[Tensor, "out_features"] | None = None,
+        out: Float[Tensor, "tokens out_features"] | None = None,
+    ) -> Float[Tensor, "tokens out_features"]:
+        """Return ``x · Wᵀ + bias``."""
+        return reference_weights.linear(weight, x, bias, out)
+
+    def embed(
+        self, weight: Any, token_ids: Int64[Tensor, "tokens"], out: Float[Tensor, "tokens in_features"] | None = None
+    ) -> Float[Tensor, "tokens in_features"]:
+        """Return the rows ``token_ids`` of the weight."""
+        return reference_weights.embed(weight, token_ids, out)
+
+    # --- KV cache ----------------------------------------------------------------------------------------------
+
+    def bytes_per_block(self, spec: KVSpec) -> int:
+        """Return the bytes one block takes over all layers of the group."""
+        return reference_kv.bytes_per_block(spec)
+
+    def allocate_kv(self, spec: KVSpec, num_blocks: int) -> Any:
+        """Allocate the pool of one cache group; the result is opaque to core.
+
+        Raises:
+            OutOfMemory: it does not fit.
+            UnsupportedFeature: ``spec`` is not covered by the capabilities.
+        """
+        return reference_kv.allocate_kv(spec, num_blocks, self.torch_device)
+
+    def free_kv(self, pool: Any) -> None:
+        """Give the pool's memory back."""
+        reference_kv.free_kv(pool)
+
+    def write_kv(
+        self,
+        pool: Any,
+        layer: int,
+        key: Float[Tensor, "tokens kv_heads head_size"],
+        value: Float[Tensor, "tokens kv_heads value_head_size"],
+        slot_mapping: Int64[Tensor, "tokens"],
+        params: AttentionParams,
+    ) -> None:
+        """Store keys and values at ``slot = block_id * block_size + offset``; slot -1 is padding and skipped."""
+        reference_kv.write_kv(pool, layer, key, value, slot_mapping, params)
+
+    def copy_blocks(self, pool: Any, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks (source, target) in all layers, in the given order: copy-on-write's primitive."""
+        reference_kv.copy_blocks(pool, pairs)
+
+    def export_blocks(
+        self, pool: Any, block_ids: Sequence[int], out: UInt8[Tensor, "blocks bytes_per_block"]
+    ) -> None:
+        """Copy blocks, all layers, to host memory."""
+        reference_kv.export_blocks(pool, block_ids, out)
+
+    def import_blocks(
+        self, pool: Any, block_ids: Sequence[int], data: UInt8[Tensor, "blocks bytes_per_block"]
+    ) -> None:
+        """Copy what ``export_blocks`` gave back into blocks."""
+        reference_kv.import_blocks(pool, block_ids, data)
+
+    # --- attention ---------------------------------------------------------------------------------------------
+
+    def plan(self, spec: KVSpec, batch: AttentionBatch) -> Any:
+        """Prepare whatever the kernels want once per step and cache group; kept in ``batch.plan``."""
+        return reference_attention.plan(spec, batch)
+
+    def attention(
+        self,
+        pool: Any,
+        layer: int,
+        query: Float[Tensor, "tokens heads head_size"],
+        params: AttentionParams,
+        batch: AttentionBatch,
+        out: Float[Tensor, "tokens heads value_head_size"],
+    ) -> None:
+        """Attend over the paged cache; ``layer`` indexes the pool. Padding rows of ``out`` may hold anything finite."""
+        reference_attention.attention(pool, layer, query, params, batch, out)
+
+    # --- optional ops: norms, rotary embedding, activations ------------------------------------------------------
+
+    def rms_norm(
+        self,
+        x: Float[Tensor, "... features"],
+        weight: Float[Tensor, "features"],
+        epsilon: float,
+        out: Float[Tensor, "... features"] | None = None,
+    ) -> Float[Tensor, "... features"]:
+        """Return ``x / sqrt(mean(x²) + epsilon) * weight`` (arXiv:1910.07467), computed in float32."""
+        return reference_ops.rms_norm(x, weight, epsilon, out)
+
+    def add_rms_norm(
+        self,
+        x: Float[Tensor, "tokens features"],
+        residual: Float[Tensor, "tokens features"],
+        weight: Float[Tensor, "features"],
+        epsilon: float,
+        out: Float[Tensor, "tokens features"] | None = None,
+    ) -> Float[Tensor, "tokens features"]:
+        """Add ``x`` to ``residual`` in place and return the RMS norm of the sum."""
+        return reference_ops.add_rms_norm(x, residual, weight, epsilon, out)
+
+    def layer_norm(
+        self,
+        x: Float[Tensor, "tokens features"],
+        weight: Float[Tensor, "features"],
+        bias: Float[Tensor, "features"] | None,
+        epsilon: float,
+        out: Float[Tensor, "tokens features"] | None = None,
+    ) -> Float[Tensor, "tokens features"]:
+        """Return the layer norm (arXiv:1607.06450)."""
+        return reference_ops.layer_norm(x, weight, bias, epsilon, out)
+
+    def add(
+        self,
+        x: Float[Tensor, "tokens features"],
+        y: Float[Tensor, "tokens features"],
+        out: Float[Tensor, "tokens features"] | None = None,
+    ) -> Float[Tensor, "tokens features"]:
+        """Return ``x + y``; ``out`` may be ``x``."""
+        return reference_ops.add(x, y, out)
+
+    def scale(
+        self, x: Float[Tensor, "tokens features"], factor: float, out: Float[Tensor, "tokens features"] | None = None
+    ) -> Float[Tensor, "tokens features"]:
+        """Return ``x * factor``; ``out`` may be ``x``."""
+        return reference_ops.scale(x, factor, out)
+
+    def rope(
+        self,
+        query: Float[Tensor, "tokens heads head_size"],
+        key: Float[Tensor, "tokens kv_heads head_size"],
+        positions: Int64[Tensor, "tokens"],
+        cos_sin: Float[Tensor, "positions rotary_size"],
+        interleaved: bool,
+    ) -> None:
+        """Rotate the first ``rotary_size`` features of query and key in place (arXiv:2104.09864).
+
+        ``cos_sin`` holds cosines, then sines, of ``rotary_size / 2`` angles in float32. Pairs are
+        (i, i + rotary_size / 2), or (2i, 2i + 1) when ``interleaved``.
+        """
+        reference_ops.rope(query, key, positions, cos_sin, interleaved)
+
+    def silu_mul(
+        self, gate_up: Float[Tensor, "tokens twice_features"], out: Float[Tensor, "tokens features"] | None = None
+    ) -> Float[Tensor, "tokens features"]:
+        """Return ``silu(gate) * up``, gate being the first half of the columns."""
+        return reference_ops.silu_mul(gate_up, out)
+
+    def gelu_mul(
+        self,
+        gate_up: Float[Tensor, "tokens twice_features"],
+        tanh: bool,
+        out: Float[Tensor, "tokens features"] | None = None,
+    ) -> Float[Tensor, "tokens features"]:
+        """Return ``gelu(gate) * up``; ``tanh`` picks the tanh approximation (arXiv:1606.08415)."""
+        return reference_ops.gelu_mul(gate_up, tanh, out)
+
+    def gelu(
+        self,
+        x: Float[Tensor, "tokens features"],
+        tanh: bool,
+        out: Float[Tensor, "tokens features"] | None = None,
+    ) -> Float[Tensor, "tokens features"]:
+        """Return ``gelu(x)``; ``out`` may be ``x``."""
+        return reference_ops.gelu(x, tanh, out)
+
+    def softcap(
+        self, x: Float[Tensor, "tokens features"], cap: float, out: Float[Tensor, "tokens features"] | None = None
+    ) -> Float[Tensor, "tokens features"]:
+        """Return ``cap * tanh(x / cap)``; ``out`` may be ``x``."""
+        return reference_ops.softcap(x, cap, out)
+
+    def gather_rows(
+        self,
+        x: Float[Tensor, "tokens features"],
+        rows: Int64[Tensor, "rows"],
+        out: Float[Tensor, "rows features"] | None = None,
+    ) -> Float[Tensor, "rows features"]:
+        """Return ``x[rows]``."""
+        return reference_ops.gather_rows(x, rows, out)

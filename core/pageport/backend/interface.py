@@ -1,0 +1,58 @@
+"""``Backend``: what a plugin offers before any device is opened. No torch here."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from pageport.backend.device import Device
+
+# The version of this interface: (major, minor). 0.x may change with a line in the changelog.
+INTERFACE = (0, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """What a backend found without opening a device.
+
+    ``count`` devices are usable; when it is 0, ``reason`` says in one sentence why and what to install.
+    """
+
+    count: int
+    reason: str = ""
+    details: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """This process's place among the processes that share one model."""
+
+    index: int = 0
+    world_size: int = 1
+
+
+class Backend(ABC):
+    """One kind of hardware. ``name`` is what users type after ``--backend``."""
+
+    name: ClassVar[str]
+    # The interface version it was written for.
+    interface: ClassVar[tuple[int, int]] = INTERFACE
+    # `--backend auto` takes the usable backend with the highest priority; the CPU has 0.
+    priority: ClassVar[int] = 10
+
+    @classmethod
+    @abstractmethod
+    def probe(cls) -> Probe:
+        """Look for devices: never raises, under 100 ms, opens no device context, imports no torch."""
+
+    @abstractmethod
+    def open(self, ordinal: int, options: Mapping[str, str], rank: Rank = Rank()) -> "Device":
+        """Open device ``ordinal``.
+
+        Args:
+            options: ``--backend-option key=value`` pairs; an unknown key is a ``ConfigurationError``.
+
+        Raises:
+            BackendUnavailable: there is no such device.
+        """

@@ -1,0 +1,45 @@
+"""Plain descriptions of the KV cache and of attention; tensors appear only as opaque values."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVSpec:
+    """The cache of one group of layers with the same shape."""
+
+    num_layers: int
+    num_kv_heads: int  # on this rank
+    head_size: int
+    value_head_size: int
+    block_size: int  # tokens
+    dtype: str  # as in torch, without the prefix
+    kind: Literal["full", "sliding"] = "full"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionParams:
+    """What one layer's attention computes; fixed while the model is loaded.
+
+    ``softmax(softcap(q·k·scale) + alibi + mask)·v``, with ``softcap(x) = cap·tanh(x / cap)``.
+    """
+
+    scale: float
+    causal: bool = True
+    # A query at position p sees positions p - sliding_window + 1 … p.
+    sliding_window: int | None = None
+    softcap: float | None = None
+    # float32 device tensors: sinks [heads], alibi slopes [heads], k_scale and v_scale [] for quantised caches.
+    sinks: Any = None
+    alibi: Any = None
+    k_scale: Any = None
+    v_scale: Any = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A device's memory in bytes; ``free`` respects limits set from outside (a container's, say)."""
+
+    total: int
+    free: int
+    reserved_by_this_process: int

@@ -1,0 +1,97 @@
+"""What crosses the border between an API process and the engine: plain picklable values, no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pageport.sampling.beam import BeamSearchParams
+from pageport.sampling.params import SamplingParams
+from pageport.scheduling.batch import TokenLogprobs
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineRequest:
+    """A checked request in tokens; text is the client's business.
+
+    ``bad_words_token_ids`` are the encodings of ``sampling.bad_words``. ``stop_token_ids`` already holds the model's
+    end tokens unless ``ignore_eos``. ``seed`` is always set: the client draws one when the user gave none.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    max_tokens: int
+    seed: int
+    stop_token_ids: frozenset[int] = frozenset()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    beam: BeamSearchParams | None = None
+    priority: int = 0
+    timeout_s: float | None = None
+    cache_keys: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class SequenceOutput:
+    """New tokens of one sequence. ``finish_reason`` is a ``FinishReason`` value, None while it runs.
+
+    ``stop_token_id`` is the stop token that ended it (the last of ``token_ids``). ``logprobs`` has one entry a token.
+    The first output of a request's sequence 0 carries ``prompt_logprobs`` (first entry None) and
+    ``num_cached_tokens``. Beam sequences come once, finished, best first, with ``cumulative_logprob``.
+    """
+
+    request_id: str
+    index: int
+    token_ids: list[int]
+    finish_reason: str | None = None
+    stop_token_id: int | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    num_cached_tokens: int | None = None
+    cumulative_logprob: float | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineStats:
+    """Counters since the start, and gauges of this moment. ``*_total`` only grow."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_blocks_total: int = 0
+    kv_blocks_used: int = 0
+    kv_waste_ratio: tuple[float, ...] = ()  # per cache group, averaged over the steps so far
+    steps_total: int = 0
+    prompt_tokens_total: int = 0  # of admitted requests, counted once each
+    computed_tokens_total: int = 0  # through the model, recomputation included
+    generation_tokens_total: int = 0
+    prefix_query_tokens_total: int = 0
+    prefix_hit_tokens_total: int = 0
+    preemptions_total: int = 0
+    swapped_out_blocks_total: int = 0
+    copied_blocks_total: int = 0
+    finished_total: Mapping[str, int] = field(default_factory=dict)  # by finish reason
+
+
+@dataclass(slots=True, kw_only=True)
+class StepOutputs:
+    """The one message a step sends to its client."""
+
+    outputs: list[SequenceOutput]
+    stats: EngineStats
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineInfo:
+    """What a client must know of the engine to check requests."""
+
+    model_name: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    max_request_tokens: int  # what the KV cache can hold of one sequence
+    max_num_seqs: int
+    block_size: int
+    num_blocks: tuple[int, ...]
+    eos_token_ids: frozenset[int]
+    dtype: str
+    backend: str
+    summary: tuple[str, ...] = ()  # start-up lines for people

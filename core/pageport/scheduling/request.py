@@ -1,0 +1,85 @@
+"""``Request`` and its ``Sequence``s: what the scheduler keeps. Plain ints, no tensors."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Status(Enum):
+    """Where a sequence stands."""
+
+    WAITING = "waiting"  # owns no blocks: new, or preempted by recompute
+    SWAPPED = "swapped"  # its blocks are in the host pool
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class FinishReason(Enum):
+    """Why a sequence ended; the values are what OpenAI clients see."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+    TIMEOUT = "timeout"  # its deadline passed
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Request:
+    """One prompt and what is wanted of it. ``sampling`` is opaque to the scheduler, which hands it to the runner."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    max_tokens: int
+    sampling: Any
+    num_sequences: int = 1  # n, or the beam width
+    stop_token_ids: frozenset[int] = frozenset()  # a generated one of these ends the sequence (it is kept)
+    priority: int = 0  # lower runs first
+    arrival_time: float = 0.0  # seconds, scheduler's clock
+    deadline: float | None = None  # seconds, scheduler's clock
+    # The next step needs the sampled value on the host (grammar, Python logits processor).
+    needs_host_token: bool = False
+    # Logits of every prompt position are needed, so nothing is read from the prefix index.
+    wants_prompt_logprobs: bool = False
+    # Tagged extra keys of the prefix hash: {"salt": "…", "adapter": "…"}.
+    cache_keys: Mapping[str, str] = field(default_factory=dict)
+    # Beam search when set (pageport.sampling.beam.BeamSearchParams): sequences are then beams.
+    beam: Any = None
+    sequences: list["Sequence"] = field(default_factory=list)
+    num_cached_tokens: int | None = None  # prefix hit of the first scheduling
+
+    @property
+    def is_finished(self) -> bool:
+        return bool(self.sequences) and all(s.status is Status.FINISHED for s in self.sequences)
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Sequence:
+    """One continuation of a request, with a block table of its own in the block manager."""
+
+    sequence_id: int
+    request: Request
+    index: int  # choice index within the request
+    token_ids: list[int]  # prompt and committed output
+    status: Status = Status.WAITING
+    row: int | None = None  # persistent row in the runner while RUNNING
+    num_computed: int = 0  # tokens whose keys and values are written or being written by a step in flight
+    num_pending: int = 0  # sampled tokens of steps in flight, not yet in token_ids
+    steps_in_flight: int = 0
+    num_preemptions: int = 0
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None  # the stop token that ended it
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known or being sampled."""
+        return len(self.token_ids) + self.num_pending
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.num_tokens - self.num_prompt_tokens
