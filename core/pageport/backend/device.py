@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pageport.backend.batch import AttentionBatch
 from pageport.backend.capabilities import Capabilities
+from pageport.backend.coverage import check_kv
 from pageport.backend.kv import AttentionParams, KVSpec, Memory
 from pageport.backend.reference import attention as reference_attention
 from pageport.backend.reference import kv as reference_kv
@@ -89,6 +90,8 @@ class Device(ABC):
             OutOfMemory: it does not fit.
             UnsupportedFeature: ``spec`` is not covered by the capabilities.
         """
+        check_kv(self.capabilities, spec)
+        reference_kv.check_memory(spec, num_blocks, self.memory())
         return reference_kv.allocate_kv(spec, num_blocks, self.torch_device)
 
     def free_kv(self, pool: Any) -> None:
@@ -111,15 +114,11 @@ class Device(ABC):
         """Copy whole blocks (source, target) in all layers, in the given order: copy-on-write's primitive."""
         reference_kv.copy_blocks(pool, pairs)
 
-    def export_blocks(
-        self, pool: Any, block_ids: Sequence[int], out: UInt8[Tensor, "blocks bytes_per_block"]
-    ) -> None:
+    def export_blocks(self, pool: Any, block_ids: Sequence[int], out: UInt8[Tensor, "blocks bytes_per_block"]) -> None:
         """Copy blocks, all layers, to host memory."""
         reference_kv.export_blocks(pool, block_ids, out)
 
-    def import_blocks(
-        self, pool: Any, block_ids: Sequence[int], data: UInt8[Tensor, "blocks bytes_per_block"]
-    ) -> None:
+    def import_blocks(self, pool: Any, block_ids: Sequence[int], data: UInt8[Tensor, "blocks bytes_per_block"]) -> None:
         """Copy what ``export_blocks`` gave back into blocks."""
         reference_kv.import_blocks(pool, block_ids, data)
 

@@ -4,6 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+# Formats of stored weights: plain numbers, and GGML's blocks.
+PLAIN_SCHEMES = ("f32", "bf16", "f16")
+BLOCK_SCHEMES = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")
+
 
 @dataclass(frozen=True, kw_only=True)
 class WeightSpec:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class GroupLayout:
-    """``num_blocks`` blocks of ``block_size`` tokens; with a window, a token sees the last ``sliding_window`` tokens."""
+    """``num_blocks`` blocks of ``block_size`` tokens; with a window, a token sees only the last ``sliding_window``."""
 
     num_blocks: int
     block_size: int

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pageport.sampling.beam import BeamSearchParams
 from pageport.sampling.params import SamplingParams
 from pageport.scheduling.batch import TokenLogprobs
+from pageport.scheduling.stats import SchedulerStats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,6 +15,7 @@ class EngineRequest:
 
     ``bad_words_token_ids`` are the encodings of ``sampling.bad_words``. ``stop_token_ids`` already holds the model's
     end tokens unless ``ignore_eos``. ``seed`` is always set: the client draws one when the user gave none.
+    ``hides_logprobs``: ``sampling.logprobs`` is set only to rank best_of samples, and the user does not see them.
     """
 
     request_id: str
@@ -27,6 +29,7 @@ class EngineRequest:
     priority: int = 0
     timeout_s: float | None = None
     cache_keys: Mapping[str, str] = field(default_factory=dict)
+    hides_logprobs: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,25 +53,8 @@ class SequenceOutput:
     error: str | None = None
 
 
-@dataclass(slots=True, kw_only=True)
-class EngineStats:
-    """Counters since the start, and gauges of this moment. ``*_total`` only grow."""
-
-    num_running: int = 0
-    num_waiting: int = 0
-    kv_blocks_total: int = 0
-    kv_blocks_used: int = 0
-    kv_waste_ratio: tuple[float, ...] = ()  # per cache group, averaged over the steps so far
-    steps_total: int = 0
-    prompt_tokens_total: int = 0  # of admitted requests, counted once each
-    computed_tokens_total: int = 0  # through the model, recomputation included
-    generation_tokens_total: int = 0
-    prefix_query_tokens_total: int = 0
-    prefix_hit_tokens_total: int = 0
-    preemptions_total: int = 0
-    swapped_out_blocks_total: int = 0
-    copied_blocks_total: int = 0
-    finished_total: Mapping[str, int] = field(default_factory=dict)  # by finish reason
+# The engine adds no counters of its own.
+EngineStats = SchedulerStats
 
 
 @dataclass(slots=True, kw_only=True)

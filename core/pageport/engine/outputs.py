@@ -42,3 +42,24 @@ class RequestOutput:
     finished: bool = False
     num_cached_tokens: int | None = None
     error: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class ChoiceDelta:
+    """What is new of one choice since its last delta: every field but ``cumulative_logprob`` is an addition.
+
+    ``text`` may be empty while a character or a possible stop string is incomplete. ``finish_reason`` is set in the
+    last delta of a choice. ``prompt_logprobs`` and ``num_cached_tokens`` come once for a request, with choice 0.
+    """
+
+    request_id: str
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Mapping[int, Logprob]] | None = None
+    cumulative_logprob: float | None = None  # of all tokens so far
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    prompt_logprobs: list[Mapping[int, Logprob] | None] | None = None
+    num_cached_tokens: int | None = None
+    error: str | None = None

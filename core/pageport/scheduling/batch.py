@@ -4,9 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from pageport.cache.block_move import BlockMove as BlockMove
 
-class NewRow(NamedTuple):
-    """A sequence takes (or takes over) a persistent row of the runner: everything the runner kept there is replaced."""
+
+@dataclass(frozen=True, slots=True)
+class NewRow:
+    """A sequence takes (or takes over) a persistent row of the runner: everything the runner kept there is replaced.
+
+    All but its block table, which ``BlockUpdate`` alone changes; a sequence that is new to a row gets all of it.
+    A beam is announced anew in each step, since the search may have chosen another token than the row sampled.
+    """
 
     row: int
     token_ids: list[int]  # prompt and output so far; the runner copies them
@@ -16,22 +23,15 @@ class NewRow(NamedTuple):
 
 
 class BlockUpdate(NamedTuple):
-    """``row``'s block table of cache group ``group`` holds ``block_ids`` from entry ``start`` on."""
+    """``row``'s block table of cache group ``group`` holds ``block_ids`` from entry ``start`` on.
+
+    -1 where a sliding window has passed: no query looks there.
+    """
 
     row: int
     group: int
     start: int
     block_ids: list[int]
-
-
-class BlockMove(NamedTuple):
-    """Blocks of one group to copy: (source, target) pairs, in this order.
-
-    Device to device for copy-on-write, device to host for swap-out, host to device for swap-in.
-    """
-
-    group: int
-    pairs: list[tuple[int, int]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,10 +86,12 @@ class StepResult:
     ``errors`` maps a sample to the reason why its logits are unusable (NaN); its token list is empty.
     ``logprobs[k]`` has one entry a token where the request asked for them, else is None. For a beam it holds the
     most likely candidates. ``prompt_logprobs`` maps an entry of ``Batch.rows`` to one ``TokenLogprobs`` for each of
-    its tokens that has a next prompt token (position p scores token p + 1).
+    its tokens that has a next prompt token (position p scores token p + 1). ``failure``: the device failed and the
+    whole step is void; every sequence of the batch ends with this reason.
     """
 
     token_ids: Sequence[Sequence[int]]
     logprobs: Sequence[Sequence[TokenLogprobs] | None] | None = None
     prompt_logprobs: Mapping[int, list[TokenLogprobs]] = field(default_factory=dict)
     errors: Mapping[int, str] = field(default_factory=dict)
+    failure: str | None = None

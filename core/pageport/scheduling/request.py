@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from pageport.sampling.beam import BeamSearchParams
+from pageport.scheduling.batch import TokenLogprobs
+
 
 class Status(Enum):
     """Where a sequence stands."""
@@ -38,16 +41,18 @@ class Request:
     priority: int = 0  # lower runs first
     arrival_time: float = 0.0  # seconds, scheduler's clock
     deadline: float | None = None  # seconds, scheduler's clock
-    # The next step needs the sampled value on the host (grammar, Python logits processor).
+    # The next step needs the sampled value on the host (grammar, Python logits processor; the scheduler adds beams).
     needs_host_token: bool = False
     # Logits of every prompt position are needed, so nothing is read from the prefix index.
     wants_prompt_logprobs: bool = False
     # Tagged extra keys of the prefix hash: {"salt": "…", "adapter": "…"}.
     cache_keys: Mapping[str, str] = field(default_factory=dict)
-    # Beam search when set (pageport.sampling.beam.BeamSearchParams): sequences are then beams.
-    beam: Any = None
+    # Beam search when set: sequences are then beams.
+    beam: BeamSearchParams | None = None
     sequences: list["Sequence"] = field(default_factory=list)
     num_cached_tokens: int | None = None  # prefix hit of the first scheduling
+    # Logprobs of prompt positions 1, 2, …, collected over chunks; None: not wanted, or told already.
+    prompt_scores: list[TokenLogprobs] | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -62,12 +67,16 @@ class Sequence:
     request: Request
     index: int  # choice index within the request
     token_ids: list[int]  # prompt and committed output
+    token_limit: int  # it ends with this many tokens: max_tokens or the context
+    rank: tuple[float, ...] = ()  # the policy's order, smaller first; unique
     status: Status = Status.WAITING
     row: int | None = None  # persistent row in the runner while RUNNING
     num_computed: int = 0  # tokens whose keys and values are written or being written by a step in flight
     num_pending: int = 0  # sampled tokens of steps in flight, not yet in token_ids
     steps_in_flight: int = 0
     num_preemptions: int = 0
+    protection: int | None = None  # when it was preempted too often: it ranks before everyone protected later
+    is_draining: bool = False  # chosen as a victim; preempted once its steps in flight are over
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the stop token that ended it
 

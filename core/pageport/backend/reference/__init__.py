@@ -1,0 +1,1 @@
+"""Every op in plain torch: what a device inherits until it brings something faster."""

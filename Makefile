@@ -1,0 +1,40 @@
+# `make serve` and `make test` each do all the set-up they need; the second time they start at once.
+PORT ?= 8000
+MODEL ?= smollm2
+PYTHON ?= python3
+BIN := .venv/bin
+# The CPU build of torch comes first: any other one is a CUDA build of several GB.
+TORCH ?= torch==2.13.0
+
+.PHONY: setup serve test test-all check format clean
+
+setup: .venv/.ready
+
+.venv/.ready: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install --quiet "$(TORCH)"
+	$(BIN)/pip install --quiet --editable ".[cpu,server,dev]"
+	$(BIN)/pageport models get smollm2
+	touch $@
+
+serve: setup
+	$(BIN)/pageport serve --model $(MODEL) --host 127.0.0.1 --port $(PORT)
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pyright
+
+test: check
+	$(BIN)/python -m pytest -q -m "not full"
+
+test-all: check
+	$(BIN)/python -m pytest -q
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

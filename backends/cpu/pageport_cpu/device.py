@@ -1,0 +1,46 @@
+"""``CpuDevice``: the plain-torch reference, with this machine's memory and dtypes."""
+
+from pathlib import Path
+
+import torch
+
+from pageport.backend import Capabilities, Memory
+from pageport.backend.device import Device
+from pageport_cpu.memory import read_memory
+
+
+class CpuDevice(Device):
+    """All processors of this machine."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        """Set torch's thread count for this process if ``threads`` is given."""
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self._capabilities = Capabilities(
+            compute_dtypes=("float32", "bfloat16", "float16"),
+            preferred_dtype="bfloat16" if multiplies_bfloat16(Path("/proc/cpuinfo")) else "float32",
+            kv_dtypes=("float32", "bfloat16", "float16"),
+            block_sizes=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+            kv_kinds=("full", "sliding"),
+            attention_variants=("sliding_window", "softcap", "sinks", "alibi"),
+            determinism="run",
+        )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def memory(self) -> Memory:
+        return read_memory()
+
+
+def multiplies_bfloat16(cpuinfo: Path) -> bool:
+    """Tell whether bfloat16 matrices are multiplied by tile instructions; without these float32 is faster."""
+    if not cpuinfo.exists():
+        return False
+    with cpuinfo.open() as lines:
+        return any("amx_bf16" in line.split() for line in lines if line.startswith("flags"))

@@ -1,0 +1,56 @@
+"""Entry point: imports no torch."""
+
+import os
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from pageport.backend import Backend, Probe, Rank, hookimpl
+from pageport.errors import BackendUnavailable, ConfigurationError
+
+if TYPE_CHECKING:
+    from pageport.backend.device import Device
+
+
+class CpuBackend(Backend):
+    """The machine's own processors, as one device."""
+
+    name = "cpu"
+    interface = (0, 1)
+    priority = 0
+
+    @classmethod
+    def probe(cls) -> Probe:
+        """Return one device wherever torch is installed."""
+        if find_spec("torch") is None:
+            return Probe(count=0, reason='torch is not installed. Run: pip install "pageport[cpu]"')
+        return Probe(count=1, details={"processors": str(len(os.sched_getaffinity(0)))})
+
+    def open(self, ordinal: int, options: Mapping[str, str], rank: Rank = Rank()) -> "Device":  # noqa: B008 - frozen
+        """Open the only device there is.
+
+        Args:
+            options: ``threads``: how many threads torch may use; default: torch's own choice.
+        """
+        if ordinal != 0:
+            raise BackendUnavailable(f"There is no CPU device {ordinal}: all processors together are device 0.")
+        unknown = sorted(set(options) - {"threads"})
+        if unknown:
+            raise ConfigurationError(f"Unknown option {unknown[0]!r} of the cpu backend. Known: threads.")
+        # Here, because plugins are imported before anyone asks for a device.
+        from pageport_cpu.device import CpuDevice
+
+        return CpuDevice(threads=_threads(options.get("threads")))
+
+
+@hookimpl
+def pageport_backends() -> list[type[Backend]]:
+    return [CpuBackend]
+
+
+def _threads(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigurationError(f"threads is {text!r}; give a whole number of at least 1.")
+    return int(text)

@@ -1,0 +1,245 @@
+"""Which backends are installed and usable here. Imports no torch; a broken plugin is a row with a reason."""
+
+import inspect
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, metadata
+from typing import Any, NamedTuple
+
+import pluggy
+
+from pageport.backend import hook
+from pageport.backend.interface import INTERFACE, Backend, Probe
+from pageport.errors import BackendUnavailable
+
+# Comma-separated entry-point names: only these plugins are loaded.
+RESTRICTION = "PAGEPORT_BACKENDS"
+# Extras of this distribution that are no backends.
+OTHER_EXTRAS = frozenset({"dev", "server"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendEntry:
+    """One backend a plugin brings, or the reason why it brings none."""
+
+    name: str
+    distribution: str
+    version: str
+    backend: type[Backend] | None = None
+    probe: Probe | None = None
+    error: str | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        return self.error is None and self.probe is not None and self.probe.count > 0
+
+    @property
+    def reason(self) -> str:
+        """Why it is not usable, or how many devices it has."""
+        if self.error is not None:
+            return self.error
+        count = self.probe.count if self.probe else 0
+        if count > 0:
+            return f"{count} device{'' if count == 1 else 's'}"
+        return (self.probe.reason if self.probe else "") or "its probe found no device and gives no reason"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Discovery:
+    """Everything found; ``left_out`` names entry points that ``PAGEPORT_BACKENDS`` excludes."""
+
+    entries: tuple[BackendEntry, ...]
+    left_out: tuple[str, ...] = ()
+
+
+class Selection(NamedTuple):
+    """The backend to open, and a line for each candidate saying why it was chosen or rejected."""
+
+    backend: type[Backend]
+    report: tuple[str, ...]
+
+
+def discover(environ: Mapping[str, str] = os.environ) -> Discovery:
+    """Load and probe every installed backend plugin."""
+    by_name: dict[str, list[EntryPoint]] = defaultdict(list)
+    # One scan of the installed distributions: pluggy's own loader would scan them again for each name.
+    for point in entry_points(group=hook.GROUP):
+        by_name[point.name].append(point)
+    only = {name.strip() for name in environ.get(RESTRICTION, "").split(",")} - {""}
+    loaded = [name for name in sorted(by_name) if not only or name in only]
+    entries: list[BackendEntry] = []
+    for name in loaded:
+        entries += [_claimed_twice(name, by_name[name])] if len(by_name[name]) > 1 else _load(by_name[name][0])
+    return Discovery(entries=tuple(_unique(entries)), left_out=tuple(sorted(set(by_name) - set(loaded))))
+
+
+def select(discovery: Discovery, wanted: str) -> Selection:
+    """Choose a backend: ``auto`` takes the usable one of highest priority, a name only ever itself.
+
+    Raises:
+        BackendUnavailable: nothing usable, unknown name, or the named one cannot be used; says why and what to do.
+    """
+    if wanted != "auto":
+        entry = next((entry for entry in discovery.entries if entry.name == wanted), None)
+        if entry is None:
+            raise BackendUnavailable(_unknown(discovery, wanted))
+        if entry.backend is None or not entry.is_usable:
+            raise BackendUnavailable(f"Backend {wanted} ({_origin(entry)}) cannot be used: {entry.reason}")
+        return Selection(entry.backend, (f"{wanted} ({_origin(entry)}): chosen by name, {entry.reason}",))
+    ranked = sorted(discovery.entries, key=_preference)
+    chosen = ranked[0] if ranked else None
+    if chosen is None or chosen.backend is None or not chosen.is_usable:
+        raise BackendUnavailable(_none_usable(discovery))
+    report = [f"{chosen.name} ({_origin(chosen)}): chosen, {chosen.reason}"]
+    for entry in ranked[1:]:
+        why = f"usable, but {chosen.name} comes first" if entry.is_usable else entry.reason
+        report.append(f"{entry.name} ({_origin(entry)}): rejected, {why}")
+    return Selection(chosen.backend, tuple(report))
+
+
+def _load(point: EntryPoint) -> list[BackendEntry]:
+    """Import one plugin and ask it for its backends."""
+    blank = _entry(point.name, [point])
+    # A manager of its own, so that a plugin is judged alone.
+    manager = pluggy.PluginManager("pageport")
+    manager.add_hookspecs(hook)
+    try:
+        manager.register(point.load(), name=point.name)
+        manager.check_pending()
+        classes: list[Any] = [backend for backends in manager.hook.pageport_backends() for backend in backends]
+    except (Exception, SystemExit) as error:
+        return [
+            replace(
+                blank,
+                error=f"its plugin {point.value} failed to load: {_described(error)}. "
+                f"Upgrade or remove {blank.distribution}.",
+            )
+        ]
+    if not classes:
+        return [
+            replace(
+                blank,
+                error=f"its plugin {point.value} brings no backend: plugin bug, "
+                "it needs a pageport_backends function marked with pageport.backend.hookimpl.",
+            )
+        ]
+    return [_examine(blank, backend) for backend in classes]
+
+
+def _examine(blank: BackendEntry, backend: Any) -> BackendEntry:
+    """Check one class against the interface and probe it."""
+    if not (isinstance(backend, type) and issubclass(backend, Backend)):
+        return replace(blank, error=f"its plugin returned {backend!r}, which is no subclass of Backend: plugin bug.")
+    name = getattr(backend, "name", None)
+    if not isinstance(name, str) or not name:
+        return replace(blank, error=f"{backend.__qualname__} has no name: plugin bug.")
+    entry = replace(blank, name=name)
+    if not is_served(backend.interface):
+        return replace(
+            entry,
+            error=f"it was written for interface {_dotted(backend.interface)}; this pageport has "
+            f"{_dotted(INTERFACE)}. Install versions that match.",
+        )
+    if inspect.isabstract(backend):
+        missing = ", ".join(sorted(backend.__abstractmethods__))
+        return replace(entry, error=f"{backend.__qualname__} does not implement {missing}: plugin bug.")
+    try:
+        probe = backend.probe()
+    except (Exception, SystemExit) as error:
+        return replace(entry, error=f"its probe raised {_described(error)}: plugin bug, a probe never raises.")
+    if not isinstance(probe, Probe):
+        return replace(entry, error=f"its probe returned {probe!r} and not a Probe: plugin bug.")
+    return replace(entry, backend=backend, probe=probe)
+
+
+def is_served(interface: object, ours: tuple[int, int] = INTERFACE) -> bool:
+    """Tell whether a backend written for ``interface`` works here.
+
+    From 1.0 on: this major version up to this minor one, and the major version before. Below 1.0: only the same.
+    """
+    match interface:
+        case (int(major), int(minor)):
+            if ours[0] == 0 or major == 0:
+                return interface == ours
+            return major == ours[0] - 1 or (major == ours[0] and minor <= ours[1])
+    return False
+
+
+def _unique(entries: list[BackendEntry]) -> Iterator[BackendEntry]:
+    """Replace backends of the same name, from whatever plugins, by one entry that names their origins."""
+    by_name: dict[str, list[BackendEntry]] = defaultdict(list)
+    for entry in entries:
+        by_name[entry.name].append(entry)
+    for name, rivals in by_name.items():
+        if len(rivals) == 1:
+            yield rivals[0]
+            continue
+        yield BackendEntry(
+            name=name,
+            distribution=", ".join(sorted({rival.distribution for rival in rivals})),
+            version=", ".join(rival.version for rival in rivals),
+            error=_conflict(name, (_origin(rival) for rival in rivals)),
+        )
+
+
+def _claimed_twice(name: str, points: list[EntryPoint]) -> BackendEntry:
+    return replace(_entry(name, points), error=_conflict(name, (_origin(_entry(name, [point])) for point in points)))
+
+
+def _conflict(name: str, origins: Iterable[str]) -> str:
+    return f"the name {name} is claimed by {' and '.join(sorted(origins))}. Uninstall all but one."
+
+
+def _entry(name: str, points: list[EntryPoint]) -> BackendEntry:
+    distributions = [point.dist for point in points]
+    return BackendEntry(
+        name=name,
+        distribution=", ".join(dist.name if dist else "?" for dist in distributions),
+        version=", ".join(dist.version if dist else "?" for dist in distributions),
+    )
+
+
+def _preference(entry: BackendEntry) -> tuple[bool, int, str]:
+    priority = entry.backend.priority if entry.backend else 0
+    return (not entry.is_usable, -priority, entry.name)
+
+
+def _unknown(discovery: Discovery, wanted: str) -> str:
+    known = ", ".join(entry.name for entry in discovery.entries) or "none"
+    if wanted in discovery.left_out:
+        return f"Backend {wanted!r} is installed, but {RESTRICTION} leaves it out. Known here: {known}, auto."
+    if wanted in _backend_extras():
+        return f'Backend {wanted!r} is not installed. Run: pip install "pageport[{wanted}]". Known here: {known}, auto.'
+    return f"There is no backend {wanted!r}. Known here: {known}, auto. Others come as plugins with pip install."
+
+
+def _none_usable(discovery: Discovery) -> str:
+    reasons = "; ".join(f"{entry.name}: {entry.reason}" for entry in discovery.entries)
+    if not reasons and discovery.left_out:
+        return f"No backend is left: {RESTRICTION} leaves out {', '.join(discovery.left_out)}. Unset it."
+    if not reasons:
+        extras = ", ".join(f"pageport[{extra}]" for extra in _backend_extras())
+        return f"No backend is installed. Run pip install with one of: {extras or 'a pageport backend plugin'}."
+    return f"No backend is usable here. {reasons}"
+
+
+def _backend_extras() -> list[str]:
+    try:
+        extras = metadata("pageport").get_all("Provides-Extra") or []
+    except PackageNotFoundError:
+        return []
+    return sorted(set(extras) - OTHER_EXTRAS)
+
+
+def _origin(entry: BackendEntry) -> str:
+    return f"{entry.distribution} {entry.version}"
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _dotted(version: object) -> str:
+    return ".".join(map(str, version)) if isinstance(version, tuple) else repr(version)

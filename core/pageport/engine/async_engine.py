@@ -1,0 +1,241 @@
+"""``AsyncEngine``: an engine in its own process, driven from an event loop. No torch here."""
+
+import asyncio
+import logging
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pageport.config import EngineConfig
+from pageport.engine.channel import Abort, Add, Channel, Close, Failed, Loading, Ready, Start
+from pageport.engine.input_processor import InputProcessor
+from pageport.engine.messages import EngineInfo, EngineRequest, EngineStats, StepOutputs
+from pageport.engine.output_processor import OutputProcessor
+from pageport.engine.outputs import ChoiceDelta
+from pageport.engine.status_log import StatusLog
+from pageport.errors import EngineDead, PageportError
+from pageport.models.resolve import resolve_model
+from pageport.sampling.beam import BeamSearchParams
+from pageport.sampling.params import SamplingParams
+from pageport.scheduling.request import FinishReason
+from pageport.text.chat import ChatTemplate
+from pageport.text.tokenizer import Tokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+# How long a closing engine may take before it is killed.
+CLOSE_TIMEOUT_S = 2.0
+
+
+class AsyncEngine:
+    """The API process's view of one engine.
+
+    Text is handled here, tokens there: prompts are encoded and checked before they cross, tokens are decoded and stop
+    strings found after they come back.
+    """
+
+    info: EngineInfo
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.stats = EngineStats()
+        self.error: str | None = None
+        self._streams: dict[str, asyncio.Queue[list[ChoiceDelta] | PageportError]] = {}
+        self._last_progress = time.monotonic()
+        self._ready: asyncio.Future[EngineInfo] | None = None
+        self._on_loading: Callable[[int, int], None] | None = None
+        self._closing = False
+        self._status = StatusLog()
+
+    @classmethod
+    async def start(cls, config: EngineConfig, on_loading: Callable[[int, int], None] | None = None) -> "AsyncEngine":
+        """Start the engine process and return when it takes requests.
+
+        ``on_loading(done, total)`` hears of loaded weight matrices.
+
+        Raises:
+            PageportError: it cannot start, in one sentence.
+        """
+        engine = cls(config)
+        try:
+            await engine._start(on_loading)
+        except BaseException:
+            await engine.close()
+            raise
+        return engine
+
+    async def _start(self, on_loading: Callable[[int, int], None] | None) -> None:
+        loop = asyncio.get_running_loop()
+        self._on_loading = on_loading
+        # Resolve here first: a missing model should not cost a process.
+        path = await loop.run_in_executor(None, resolve_model, self.config.model.model, self.config.model.revision)
+        self._ready = loop.create_future()
+        self._spawn(loop)
+        # The tokenizer loads while the engine does.
+        home = Path(self.config.model.tokenizer) if self.config.model.tokenizer else path
+        self.tokenizer = await loop.run_in_executor(None, load_tokenizer, home)
+        self.chat_template = ChatTemplate(self.tokenizer.chat_template, self.tokenizer)
+        self.info = await self._ready
+        self._inputs = InputProcessor(self.tokenizer, self.info, self.config.backend.seed)
+        self._outputs = OutputProcessor(self.tokenizer)
+
+    def _spawn(self, loop: asyncio.AbstractEventLoop) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "pageport.engine.process", str(theirs.fileno())], pass_fds=[theirs.fileno()]
+            )
+        self._channel = Channel.from_fd(ours.detach())
+        self._channel.send(Start(self.config))
+        threading.Thread(target=self._read, args=(loop,), daemon=True, name="engine-reader").start()
+
+    def prepare(
+        self,
+        prompt: str | list[int],
+        params: SamplingParams | BeamSearchParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        cache_salt: str | None = None,
+        add_special_tokens: bool = True,
+    ) -> EngineRequest:
+        """Encode and check a prompt.
+
+        Raises:
+            RequestError: it cannot be served as asked.
+            EngineDead: nothing can.
+        """
+        if self.error is not None:
+            raise EngineDead(self.error)
+        return self._inputs.process(
+            prompt,
+            params,
+            request_id=request_id,
+            priority=priority,
+            timeout_s=timeout_s,
+            cache_salt=cache_salt,
+            add_special_tokens=add_special_tokens,
+        )
+
+    async def stream(self, request: EngineRequest) -> AsyncGenerator[list[ChoiceDelta], None]:
+        """Run a prepared request and yield what is new, until every choice has ended.
+
+        Closing the generator aborts the request.
+
+        Raises:
+            EngineDead: the engine process ended meanwhile.
+        """
+        if self.error is not None:
+            raise EngineDead(self.error)
+        deltas: asyncio.Queue[list[ChoiceDelta] | PageportError] = asyncio.Queue()
+        self._streams[request.request_id] = deltas
+        if len(self._streams) == 1:
+            self._last_progress = time.monotonic()
+        self._outputs.add(request)
+        self._send(Add(request))
+        try:
+            while not self._outputs.is_finished(request.request_id) or not deltas.empty():
+                item = await deltas.get()
+                if isinstance(item, PageportError):
+                    raise item
+                yield item
+        finally:
+            del self._streams[request.request_id]
+            if not self._outputs.is_finished(request.request_id):
+                self._send(Abort(request.request_id))
+            self._outputs.forget(request.request_id)
+
+    async def generate(
+        self, prompt: str | list[int], params: SamplingParams | BeamSearchParams, **options: Any
+    ) -> AsyncGenerator[list[ChoiceDelta], None]:
+        """``prepare`` and ``stream`` in one."""
+        request = self.prepare(prompt, params, **options)
+        async for deltas in self.stream(request):
+            yield deltas
+
+    def seconds_without_progress(self) -> float:
+        """Time since the engine last reported a step while requests are open; 0 while idle."""
+        return time.monotonic() - self._last_progress if self._streams else 0.0
+
+    async def close(self) -> None:
+        """End the engine process; open streams end with ``EngineDead``."""
+        self._closing = True
+        if not hasattr(self, "_process"):
+            return
+        self._send(Close())
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, self._process.wait, CLOSE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._channel.close()
+
+    def _send(self, command: Add | Abort | Close) -> None:
+        # A dead engine is noticed by the reader, which tells every open stream.
+        with suppress(OSError):
+            self._channel.send(command)
+
+    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Reader thread: hand each report to the event loop until the engine is gone."""
+        with suppress(RuntimeError):  # the loop may be closed before the engine is
+            while True:
+                try:
+                    report = self._channel.receive()
+                except EOFError:
+                    loop.call_soon_threadsafe(self._on_end)
+                    return
+                loop.call_soon_threadsafe(self._on_report, report)
+
+    def _on_report(self, report: object) -> None:
+        self._last_progress = time.monotonic()
+        if isinstance(report, StepOutputs):
+            self._on_step(report)
+        elif isinstance(report, Loading):
+            if self._on_loading is not None:
+                self._on_loading(report.done, report.total)
+        elif isinstance(report, Ready):
+            if self._ready is not None and not self._ready.done():
+                self._ready.set_result(report.info)
+        elif isinstance(report, Failed):
+            self._fail(report.reason)
+
+    def _on_step(self, step: StepOutputs) -> None:
+        self.stats = step.stats
+        line = self._status.line(step.stats)
+        if line is not None:
+            logger.info("%s", line)
+        by_request: dict[str, list[ChoiceDelta]] = {}
+        for delta in self._outputs.process(step.outputs):
+            by_request.setdefault(delta.request_id, []).append(delta)
+        for request_id, index in self._outputs.take_aborts():
+            self._send(Abort(request_id, index, FinishReason.STOP))
+        for request_id, deltas in by_request.items():
+            if request_id in self._streams:
+                self._streams[request_id].put_nowait(deltas)
+
+    def _on_end(self) -> None:
+        if self._closing:
+            self._fail("The engine was closed.")
+            return
+        status = self._process.wait()
+        how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
+        self._fail(f"The engine process {how}. Restart the server; its log says more.")
+
+    def _fail(self, reason: str) -> None:
+        if self.error is None:
+            self.error = reason
+            if not self._closing:
+                logger.error("%s", reason)
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(PageportError(reason))
+        for deltas in self._streams.values():
+            deltas.put_nowait(EngineDead(self.error))

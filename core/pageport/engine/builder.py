@@ -1,0 +1,241 @@
+"""Build an engine from settings: resolve and load the model, open the backend, size the cache."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pageport.backend.capabilities import Capabilities
+from pageport.backend.device import Device
+from pageport.backend.discovery import discover, select
+from pageport.backend.kv import KVSpec
+from pageport.backend.op_table import compile_ops
+from pageport.cache.block_manager import BlockManager
+from pageport.config import EngineConfig
+from pageport.engine.cache_plan import CachePlan, GroupNeeds, plan_cache
+from pageport.engine.engine import Engine
+from pageport.engine.messages import EngineInfo
+from pageport.engine.runner import ModelRunner
+from pageport.errors import ConfigurationError, UnsupportedFeature
+from pageport.models.checkpoint import Checkpoint
+from pageport.models.decoder import Decoder
+from pageport.models.loaders import open_checkpoint
+from pageport.models.registry import decoder_spec
+from pageport.models.resolve import resolve_model
+from pageport.models.spec import CacheGroup, DecoderSpec, cache_groups
+from pageport.models.weights import load_decoder_weights
+from pageport.scheduling.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+Progress = Callable[[int, int], None]  # matrices loaded, matrices in all
+
+PLAIN_SCHEMES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltEngine:
+    """An engine ready to step, what clients must know of it, and the device to close after it."""
+
+    engine: Engine
+    info: EngineInfo
+    device: Device
+
+    def close(self) -> None:
+        self.engine.close()
+        self.device.close()
+
+
+def build_engine(config: EngineConfig, progress: Progress | None = None) -> BuiltEngine:
+    """Load the model on the chosen backend.
+
+    Raises:
+        ModelError, BackendError, ConfigurationError: each in one sentence with what to do.
+    """
+    checkpoint = open_checkpoint(
+        resolve_model(config.model.model, config.model.revision), allow_pickle=config.model.allow_pickle
+    )
+    spec = decoder_spec(checkpoint.config, checkpoint.names())
+    backend, why = select(discover(), config.backend.backend)
+    device = backend().open(config.backend.device, _options(config.backend.backend_options))
+    try:
+        return _build_on(device, backend.name, why, checkpoint, spec, config, progress)
+    except BaseException:
+        device.close()
+        raise
+
+
+def choose_dtype(asked: str, checkpoint: Checkpoint, capabilities: Capabilities) -> tuple[str, bool]:
+    """Return the compute dtype, and whether stored quantised weights must be dequantised.
+
+    ``auto`` keeps a checkpoint's own dtype where the device prefers it, and never turns bfloat16 into float16.
+
+    Raises:
+        UnsupportedFeature: the device does not compute in ``asked``.
+    """
+    if asked == "auto":
+        return capabilities.preferred_dtype, False
+    if asked not in capabilities.compute_dtypes:
+        raise UnsupportedFeature(
+            f"--dtype {asked} is not computed by this device; it takes {', '.join(capabilities.compute_dtypes)}."
+        )
+    if asked == "float16" and checkpoint.scheme == "bf16":
+        raise UnsupportedFeature(
+            "--dtype float16 would overflow a bfloat16 checkpoint's range. Use --dtype auto, bfloat16 or float32."
+        )
+    return asked, True
+
+
+def _build_on(
+    device: Device,
+    backend_name: str,
+    why: tuple[str, ...],
+    checkpoint: Checkpoint,
+    spec: DecoderSpec,
+    config: EngineConfig,
+    progress: Progress | None,
+) -> BuiltEngine:
+    dtype, dequantise = choose_dtype(config.model.dtype, checkpoint, device.capabilities)
+    ops = compile_ops(device, strict=config.backend.strict_ops)
+    weights = load_decoder_weights(spec, checkpoint, device, dtype, dequantise, progress)
+    groups = cache_groups(spec)
+    kv_dtype = dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
+    specs = [_kv_spec(spec, group, config.cache.block_size, kv_dtype) for group in groups]
+    _check_cache(specs, device.capabilities)
+    plan = _plan(device, specs, groups, spec, config)
+    depth = config.backend.pipeline_depth
+    depth = device.capabilities.pipeline_depth if depth is None else depth
+    scheduling = config.scheduler
+    decoder = Decoder(
+        spec,
+        weights,
+        ops,
+        dtype=getattr(torch, dtype),
+        device=device.torch_device,
+        max_tokens=scheduling.max_num_batched_tokens,
+        max_model_len=plan.max_model_len,
+    )
+    runner = ModelRunner(
+        decoder,
+        device,
+        specs,
+        plan.groups,
+        max_num_seqs=scheduling.max_num_seqs,
+        max_tokens=scheduling.max_num_batched_tokens,
+        max_model_len=plan.max_model_len,
+        vocab_size=spec.vocab_size,
+        pipeline_depth=depth,
+    )
+    blocks = BlockManager(
+        plan.groups,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+        max_tokens_per_step=scheduling.max_num_batched_tokens,
+    )
+    scheduler = Scheduler(scheduling, blocks, pipeline_depth=depth, max_model_len=plan.max_model_len)
+    engine = Engine(scheduler, blocks, runner, scheduling, pipeline_depth=depth)
+    info = EngineInfo(
+        model_name=config.model.served_model_name or config.model.model,
+        architecture=spec.architecture,
+        vocab_size=spec.vocab_size,
+        max_model_len=plan.max_model_len,
+        max_request_tokens=min(plan.max_model_len, blocks.max_sequence_tokens),
+        max_num_seqs=scheduling.max_num_seqs,
+        block_size=config.cache.block_size,
+        num_blocks=tuple(group.num_blocks for group in plan.groups),
+        eos_token_ids=_eos_token_ids(checkpoint),
+        dtype=dtype,
+        backend=backend_name,
+        summary=_summary(backend_name, why, checkpoint, spec, dtype, dequantise, device, plan),
+    )
+    return BuiltEngine(engine=engine, info=info, device=device)
+
+
+def _options(pairs: tuple[str, ...]) -> dict[str, str]:
+    options = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator or not key:
+            raise ConfigurationError(f"--backend-option is {pair!r}; write key=value.")
+        options[key] = value
+    return options
+
+
+def _kv_spec(spec: DecoderSpec, group: CacheGroup, block_size: int, dtype: str) -> KVSpec:
+    return KVSpec(
+        num_layers=len(group.layers),
+        num_kv_heads=group.num_kv_heads,
+        head_size=group.head_size,
+        value_head_size=group.head_size,
+        block_size=block_size,
+        dtype=dtype,
+        kind="full" if group.sliding_window is None else "sliding",
+    )
+
+
+def _check_cache(specs: list[KVSpec], capabilities: Capabilities) -> None:
+    for spec in specs:
+        if spec.block_size not in capabilities.block_sizes:
+            sizes = ", ".join(map(str, capabilities.block_sizes))
+            raise UnsupportedFeature(f"--block-size {spec.block_size} is not offered by this device: use {sizes}.")
+        if spec.dtype not in capabilities.kv_dtypes:
+            dtypes = ", ".join(capabilities.kv_dtypes)
+            raise UnsupportedFeature(f"--kv-cache-dtype {spec.dtype} is not offered by this device: use {dtypes}.")
+        if spec.kind not in capabilities.kv_kinds:
+            raise UnsupportedFeature(f"This model needs a {spec.kind} cache, which this device does not offer.")
+        if capabilities.head_sizes and spec.head_size not in capabilities.head_sizes:
+            sizes = ", ".join(map(str, capabilities.head_sizes))
+            raise UnsupportedFeature(f"This model has heads of {spec.head_size}; this device takes {sizes}.")
+
+
+def _plan(
+    device: Device, specs: list[KVSpec], groups: tuple[CacheGroup, ...], spec: DecoderSpec, config: EngineConfig
+) -> CachePlan:
+    asked = config.model.max_model_len
+    if asked is not None and not 1 <= asked <= spec.max_positions:
+        raise ConfigurationError(f"--max-model-len is {asked}; this model takes 1 … {spec.max_positions} tokens.")
+    needs = [
+        GroupNeeds(bytes_per_block=device.bytes_per_block(kv), sliding_window=group.sliding_window)
+        for kv, group in zip(specs, groups, strict=True)
+    ]
+    return plan_cache(
+        needs,
+        config.cache,
+        config.scheduler,
+        free_bytes=device.memory().free,
+        max_model_len=asked or spec.max_positions,
+        max_model_len_is_explicit=asked is not None,
+    )
+
+
+def _eos_token_ids(checkpoint: Checkpoint) -> frozenset[int]:
+    """Union of every end token the model's files name; each may be an id, a list or null."""
+    ids: set[int] = set()
+    for source in (checkpoint.config, checkpoint.generation_config):
+        value: Any = source.get("eos_token_id")
+        ids.update(value if isinstance(value, list) else [] if value is None else [value])
+    return frozenset(ids)
+
+
+def _summary(
+    backend_name: str,
+    why: tuple[str, ...],
+    checkpoint: Checkpoint,
+    spec: DecoderSpec,
+    dtype: str,
+    dequantise: bool,
+    device: Device,
+    plan: CachePlan,
+) -> tuple[str, ...]:
+    kept = not dequantise and checkpoint.scheme in device.capabilities.weight_schemes
+    weights = f"weights kept as {checkpoint.scheme}" if kept else f"{checkpoint.scheme} weights computed as {dtype}"
+    if kept and device.capabilities.quantises_activations:
+        weights += ", activations quantised to int8 (--dtype float32 turns both off)"
+    full = [group for group in plan.groups if group.sliding_window is None]
+    contexts = min((g.num_blocks * g.block_size / plan.max_model_len for g in full), default=float("inf"))
+    return (
+        f"model    {checkpoint.path.name}: {spec.architecture}, {len(spec.layers)} layers, {weights}",
+        f"backend  {backend_name}: {'; '.join(why)}",
+        f"context  {plan.max_model_len} tokens of {spec.max_positions}",
+        f"cache    {plan.explanation}; {contexts:.1f} full contexts at once",
+    )

@@ -1,0 +1,165 @@
+"""``Engine``: the step loop. Schedule, run, commit."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pageport.cache.block_manager import BlockManager
+from pageport.config import SchedulerConfig
+from pageport.engine.messages import EngineRequest, EngineStats, SequenceOutput, StepOutputs
+from pageport.engine.runner import PendingStep, Runner
+from pageport.sampling.row import RowSampling
+from pageport.scheduling.batch import Batch, StepResult
+from pageport.scheduling.request import FinishReason, Request
+from pageport.scheduling.scheduler import Scheduler
+from pageport.scheduling.updates import SequenceUpdate
+
+
+class _InFlight(NamedTuple):
+    batch: Batch
+    pending: PendingStep
+    started: float
+
+
+class Engine:
+    """Scheduler and runner, one step at a time; knows tokens only."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        blocks: BlockManager,
+        runner: Runner,
+        config: SchedulerConfig,
+        *,
+        pipeline_depth: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._scheduler = scheduler
+        self._blocks = blocks
+        self._runner = runner
+        self._config = config
+        self._depth = pipeline_depth
+        self._clock = clock
+        self._in_flight: deque[_InFlight] = deque()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._in_flight) or self._scheduler.has_work
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestTooLong: it can never fit.
+            EngineOverloaded: the queue is full.
+        """
+        now = self._clock()
+        timeout_s = request.timeout_s if request.timeout_s is not None else self._config.request_timeout
+        self._scheduler.add(
+            Request(
+                request_id=request.request_id,
+                prompt_token_ids=request.prompt_token_ids,
+                max_tokens=request.max_tokens,
+                sampling=_row_sampling(request),
+                num_sequences=_num_sequences(request),
+                stop_token_ids=request.stop_token_ids,
+                priority=request.priority,
+                arrival_time=now,
+                deadline=None if timeout_s is None else now + timeout_s,
+                needs_host_token=bool(request.sampling.logits_processors),
+                wants_prompt_logprobs=request.sampling.prompt_logprobs is not None,
+                cache_keys=request.cache_keys,
+                beam=request.beam,
+            )
+        )
+
+    def abort(self, request_id: str, index: int | None = None, reason: FinishReason = FinishReason.ABORT) -> None:
+        """Stop a request, or one of its choices, now or once its step in flight is over; unknown ids are ignored.
+
+        ``reason`` is what is counted: STOP when the client found a stop string.
+        """
+        self._scheduler.abort(request_id, index, reason)
+
+    def step(self) -> StepOutputs:
+        """Submit the next step, and commit the oldest one when enough are in flight."""
+        batch = self._scheduler.schedule()
+        if batch is not None:
+            self._submit(batch)
+        outputs: list[SequenceOutput] = []
+        if self._in_flight and (batch is None or len(self._in_flight) > self._depth):
+            outputs = self._commit(self._in_flight.popleft())
+        outputs += [_output(update) for update in self._scheduler.take_updates()]
+        return StepOutputs(outputs=outputs, stats=self.stats())
+
+    def stats(self) -> EngineStats:
+        """Counters and gauges of this moment."""
+        return self._scheduler.stats()
+
+    def check(self) -> None:
+        """Assert every accounting identity; for tests."""
+        self._scheduler.check()
+
+    def close(self) -> None:
+        """Drop what is in flight and give the device's memory back."""
+        self._in_flight.clear()
+        self._runner.close()
+
+    def _submit(self, batch: Batch) -> None:
+        started = self._clock()
+        try:
+            pending = self._runner.submit(batch)
+        except Exception as error:
+            pending = _Failed(error)
+        self._in_flight.append(_InFlight(batch, pending, started))
+
+    def _commit(self, step: _InFlight) -> list[SequenceOutput]:
+        try:
+            result = step.pending.result()
+        except Exception as error:
+            result = StepResult(token_ids=[], failure=f"{type(error).__name__}: {error}")
+        self._scheduler.note_step_time(step.batch, self._clock() - step.started)
+        return [_output(update) for update in self._scheduler.commit(step.batch, result)]
+
+
+class _Failed(PendingStep):
+    """A step the runner could not run."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def result(self) -> StepResult:
+        raise self._error
+
+
+def _row_sampling(request: EngineRequest) -> RowSampling:
+    return RowSampling(
+        params=request.sampling,
+        seed=request.seed,
+        stop_token_ids=request.stop_token_ids,
+        bad_words_token_ids=request.bad_words_token_ids,
+        num_candidates=2 * request.beam.beam_width if request.beam else 0,
+    )
+
+
+def _num_sequences(request: EngineRequest) -> int:
+    if request.beam is not None:
+        return request.beam.beam_width
+    return request.sampling.best_of or request.sampling.n
+
+
+def _output(update: SequenceUpdate) -> SequenceOutput:
+    sequence = update.sequence
+    request = sequence.request
+    return SequenceOutput(
+        request_id=request.request_id,
+        index=sequence.index,
+        token_ids=update.new_token_ids,
+        finish_reason=sequence.finish_reason.value if sequence.finish_reason else None,
+        stop_token_id=sequence.stop_token_id,
+        logprobs=update.logprobs,
+        prompt_logprobs=update.prompt_logprobs,
+        num_cached_tokens=request.num_cached_tokens if sequence.index == 0 else None,
+        cumulative_logprob=update.cumulative_logprob,
+        error=update.error,
+    )

@@ -1,0 +1,117 @@
+"""The engine's own process: ``python -m pageport.engine.process FD``, started by ``AsyncEngine``.
+
+A thread reads commands; the main thread steps. When the API process disappears, so does this one: its end of the
+pipe closes, whatever this process is doing.
+"""
+
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pageport.engine.channel import Abort, Add, Channel, Close, Failed, Loading, Ready, Start
+from pageport.engine.messages import SequenceOutput
+from pageport.errors import PageportError
+
+if TYPE_CHECKING:
+    from pageport.engine.engine import Engine
+
+logger = logging.getLogger("pageport.engine")
+
+# Progress messages while loading are sent at most this often.
+PROGRESS_INTERVAL_S = 0.1
+
+
+class _CommandReader(threading.Thread):
+    """Moves commands from the channel to a queue, and ends the process with its parent."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(daemon=True, name="command-reader")
+        self.commands: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._channel = channel
+
+    def run(self) -> None:
+        while True:
+            try:
+                self.commands.put(self._channel.receive())
+            except EOFError:
+                # Nobody is left to answer: the main thread may be loading or inside a kernel, so do not wait for it.
+                os._exit(0)
+
+
+def main(fd: int) -> int:
+    """Serve one API process until it closes or disappears; return the exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the API process decides.
+    logging.basicConfig(level=os.environ.get("PAGEPORT_LOG_LEVEL", "INFO"), format="%(levelname)s %(message)s")
+    channel = Channel.from_fd(fd)
+    reader = _CommandReader(channel)
+    reader.start()
+    try:
+        start = reader.commands.get()
+        assert isinstance(start, Start), "the first command starts the engine"
+        _serve(channel, reader.commands, start)
+    except PageportError as error:
+        channel.send(Failed(str(error)))
+        return 1
+    except Exception as error:
+        logger.exception("The engine stopped")
+        channel.send(Failed(f"The engine stopped: {type(error).__name__}: {error}. Its traceback is in the log."))
+        return 1
+    return 0
+
+
+def _serve(channel: Channel, commands: "queue.SimpleQueue[object]", start: Start) -> None:
+    from pageport.engine.builder import build_engine  # torch is loaded only now, so that the parent's end is watched
+
+    built = build_engine(start.config, _progress(channel))
+    engine = built.engine
+    channel.send(Ready(built.info))
+    try:
+        while True:
+            refused: list[SequenceOutput] = []
+            while not commands.empty() or not (engine.has_work or refused):
+                command = commands.get()
+                if isinstance(command, Close):
+                    return
+                if isinstance(command, Add):
+                    refused += _add(engine, command)
+                elif isinstance(command, Abort):
+                    engine.abort(command.request_id, command.index, command.reason)
+                    break
+            step = engine.step()
+            step.outputs.extend(refused)
+            channel.send(step)
+    finally:
+        built.close()
+
+
+def _add(engine: "Engine", command: Add) -> list[SequenceOutput]:
+    """Queue a request; what the engine refuses is answered like a request that failed."""
+    try:
+        engine.add(command.request)
+    except PageportError as error:
+        request_id = command.request.request_id
+        return [SequenceOutput(request_id=request_id, index=0, token_ids=[], finish_reason="error", error=str(error))]
+    return []
+
+
+def _progress(channel: Channel) -> Callable[[int, int], None]:
+    last = 0.0
+
+    def report(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if done == total or now - last > PROGRESS_INTERVAL_S:
+            last = now
+            channel.send(Loading(done, total))
+
+    return report
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -1,0 +1,137 @@
+"""``StepBuffers``: one step's ragged batch, built with numpy into buffers that keep their addresses."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pageport.backend.batch import AttentionBatch, AttentionMirror
+from pageport.cache.layout import GroupLayout
+from pageport.models.inputs import ModelInputs
+from pageport.scheduling.batch import Batch, BlockUpdate
+
+
+class StagedTensor:
+    """A device tensor and the host array it is filled from; on a host device both are the same memory.
+
+    Elsewhere ``num_stages`` host arrays take turns, since an upload may still be running when the next step is built.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, num_stages: int) -> None:
+        self.tensor = torch.zeros(shape, dtype=dtype, device=device)
+        shared = device.type == "cpu"
+        stages = [self.tensor] if shared else [torch.zeros(shape, dtype=dtype).pin_memory() for _ in range(num_stages)]
+        self._stages = [(stage, stage.numpy()) for stage in stages]
+        self._shared = shared
+        self._turn = 0
+
+    def next(self) -> npt.NDArray[Any]:
+        """Return the host array to fill for this step."""
+        self._turn = (self._turn + 1) % len(self._stages)
+        return self._stages[self._turn][1]
+
+    def upload(self, *extent: int) -> Tensor:
+        """Return the leading ``extent`` of the device tensor, filled from the host array."""
+        window = tuple(slice(n) for n in extent)
+        if not self._shared:
+            self.tensor[window].copy_(self._stages[self._turn][0][window], non_blocking=True)
+        return self.tensor[window]
+
+
+class Step(NamedTuple):
+    """One step, ready for the model."""
+
+    inputs: ModelInputs
+    batches: list[AttentionBatch]  # one per cache group
+    query_start_loc: npt.NDArray[np.int32]  # [entries + 1], host
+    seq_lens: npt.NDArray[np.int32]  # [entries], host
+
+
+class StepBuffers:
+    """Block tables by persistent row on the host, and the tensors of the current step on the device."""
+
+    def __init__(
+        self,
+        groups: Sequence[GroupLayout],
+        *,
+        max_num_seqs: int,
+        max_tokens: int,
+        max_model_len: int,
+        device: torch.device,
+        num_stages: int,
+    ) -> None:
+        def staged(shape: tuple[int, ...], dtype: torch.dtype) -> StagedTensor:
+            return StagedTensor(shape, dtype, device, num_stages)
+
+        self._block_sizes = [group.block_size for group in groups]
+        widths = [-(-(max_model_len + 1) // size) for size in self._block_sizes]
+        self._tables = [np.full((max_num_seqs, width), -1, np.int32) for width in widths]
+        self._token_ids = torch.zeros(max_tokens, dtype=torch.int64, device=device)
+        self._token_rows = staged((max_tokens,), torch.int64)
+        self._positions = staged((max_tokens,), torch.int64)
+        self._query_start_loc = staged((max_num_seqs + 1,), torch.int32)
+        self._seq_lens = staged((max_num_seqs,), torch.int32)
+        self._slots = [staged((max_tokens,), torch.int64) for _ in groups]
+        self._step_tables = [staged((max_num_seqs, width), torch.int32) for width in widths]
+        self._arange = np.arange(max_tokens, dtype=np.int64)
+
+    def update_tables(self, updates: Sequence[BlockUpdate]) -> None:
+        """Apply the scheduler's changes to the block tables."""
+        for row, group, start, block_ids in updates:
+            self._tables[group][row, start : start + len(block_ids)] = block_ids
+
+    def build(self, batch: Batch, history: Tensor) -> Step:
+        """Lay out ``batch``; token ids are taken from ``history`` [rows, positions] on the device."""
+        rows = np.array(batch.rows, np.int64)
+        starts = np.array(batch.starts, np.int64)
+        counts = np.array(batch.counts, np.int64)
+        num_requests, num_tokens = len(rows), int(counts.sum())
+
+        query_start_loc = self._query_start_loc.next()
+        query_start_loc[0] = 0
+        np.cumsum(counts, out=query_start_loc[1 : num_requests + 1])
+        seq_lens = self._seq_lens.next()
+        np.add(starts, counts, out=seq_lens[:num_requests], casting="unsafe")
+        token_rows = self._token_rows.next()
+        token_rows[:num_tokens] = np.repeat(rows, counts)
+        positions = self._positions.next()
+        first_minus_offset = np.repeat(starts - query_start_loc[:num_requests], counts)
+        np.add(self._arange[:num_tokens], first_minus_offset, out=positions[:num_tokens])
+
+        device_positions = self._positions.upload(num_tokens)
+        token_ids = self._token_ids[:num_tokens]
+        token_ids.copy_(history[self._token_rows.upload(num_tokens), device_positions])
+        max_seq_len = int(seq_lens[:num_requests].max(initial=0))
+        shared: dict[str, Any] = {
+            "num_requests": num_requests,
+            "num_tokens": num_tokens,
+            "max_query_len": int(counts.max(initial=0)),
+            "max_seq_len": max_seq_len,
+            "num_decodes": batch.num_decodes,
+            "query_start_loc": self._query_start_loc.upload(num_requests + 1),
+            "seq_lens": self._seq_lens.upload(num_requests),
+        }
+        batches = []
+        for group, block_size in enumerate(self._block_sizes):
+            table, num_blocks = self._tables[group], -(-max_seq_len // block_size)
+            step_table, slots = self._step_tables[group].next(), self._slots[group].next()
+            step_table[:num_requests, :num_blocks] = table[rows, :num_blocks]
+            blocks, offsets = np.divmod(positions[:num_tokens], block_size)
+            slots[:num_tokens] = table[token_rows[:num_tokens], blocks].astype(np.int64) * block_size + offsets
+            batches.append(
+                AttentionBatch(
+                    **shared,
+                    block_table=self._step_tables[group].upload(num_requests, num_blocks),
+                    slot_mapping=self._slots[group].upload(num_tokens),
+                    host=AttentionMirror(
+                        query_start_loc=query_start_loc[: num_requests + 1],
+                        seq_lens=seq_lens[:num_requests],
+                        block_table=step_table[:num_requests, :num_blocks],
+                    ),
+                )
+            )
+        inputs = ModelInputs(token_ids=token_ids, positions=device_positions)
+        return Step(inputs, batches, query_start_loc[: num_requests + 1], seq_lens[:num_requests])

@@ -1,0 +1,105 @@
+"""``RowEdits``: what one request does to the logits of its row before penalties and filters; few requests do."""
+
+from collections.abc import Iterable
+
+import torch
+from jaxtyping import Float32, Int32
+from torch import Tensor
+
+from pageport.sampling.params import LogitsProcessor
+from pageport.sampling.row import RowSampling
+
+_MASKED = float("-inf")
+
+
+class LogitsProcessorError(Exception):
+    """A request's own logits processor raised or returned something else than logits."""
+
+
+class RowEdits:
+    """Allowed tokens, bad words, min_tokens, logit bias and logits processors of one row, in this order.
+
+    Token ids the model does not have are ignored: they are never sampled anyway.
+    """
+
+    def __init__(self, sampling: RowSampling, vocab_size: int, device: torch.device) -> None:
+        params = sampling.params
+
+        def known(token_ids: Iterable[int]) -> list[int]:
+            return [token_id for token_id in token_ids if token_id < vocab_size]
+
+        def tensor(values: list[int]) -> Tensor:
+            return torch.tensor(values, dtype=torch.int64, device=device)
+
+        self._allowed: Tensor | None = None
+        if params.allowed_token_ids is not None:
+            self._allowed = tensor(known(params.allowed_token_ids))
+        words = [word for word in sampling.bad_words_token_ids if word and max(word) < vocab_size]
+        self._bad_words = [
+            (
+                length - 1,
+                tensor([word[:-1] for word in words if len(word) == length]).to(torch.int32),  # type: ignore[misc]
+                tensor([word[-1] for word in words if len(word) == length]),
+            )
+            for length in sorted({len(word) for word in words})
+        ]
+        self._min_tokens = params.min_tokens
+        self._stop_token_ids = tensor(known(sorted(sampling.stop_token_ids)))
+        bias = {token_id: value for token_id, value in (params.logit_bias or {}).items() if token_id < vocab_size}
+        self._bias_ids = tensor(list(bias))
+        self._bias = torch.tensor(list(bias.values()), dtype=torch.float32, device=device)
+        self._processors: tuple[LogitsProcessor, ...] = tuple(params.logits_processors or ())
+
+    @staticmethod
+    def are_needed(sampling: RowSampling) -> bool:
+        """Does this request edit logits at all?"""
+        params = sampling.params
+        return (
+            params.allowed_token_ids is not None
+            or bool(sampling.bad_words_token_ids)
+            or (params.min_tokens > 0 and bool(sampling.stop_token_ids))
+            or bool(params.logit_bias)
+            or bool(params.logits_processors)
+        )
+
+    def apply(self, logits: Float32[Tensor, "vocab"], output_token_ids: Int32[Tensor, "length"]) -> None:
+        """Edit ``logits`` in place, given the tokens generated so far.
+
+        Raises:
+            LogitsProcessorError: with the reason; ``logits`` then lack the edits of that processor and the later ones.
+        """
+        if self._allowed is not None:
+            allowed = logits[self._allowed]
+            logits.fill_(_MASKED)
+            logits[self._allowed] = allowed
+        self._mask_bad_words(logits, output_token_ids)
+        if output_token_ids.shape[0] < self._min_tokens:
+            logits.index_fill_(0, self._stop_token_ids, _MASKED)
+        if self._bias_ids.numel():
+            logits.index_add_(0, self._bias_ids, self._bias)
+        for processor in self._processors:
+            logits.copy_(_processed(processor, logits, output_token_ids))
+
+    def _mask_bad_words(self, logits: Tensor, output_token_ids: Tensor) -> None:
+        length = output_token_ids.shape[0]
+        for num_before, before, last in self._bad_words:
+            if num_before == 0:
+                logits.index_fill_(0, last, _MASKED)
+            elif num_before <= length:
+                is_next = (before == output_token_ids[length - num_before :]).all(dim=-1)
+                # Adding lets a token that ends several words be masked by any of them.
+                logits.index_add_(0, last, torch.where(is_next, _MASKED, 0.0))
+
+
+def _processed(processor: LogitsProcessor, logits: Tensor, output_token_ids: Tensor) -> Tensor:
+    name = getattr(processor, "__name__", type(processor).__name__)
+    try:
+        result = processor(output_token_ids.tolist(), logits.clone())
+    except Exception as error:  # a user's code may raise anything; it becomes this row's error
+        raise LogitsProcessorError(f"logits processor {name} raised {type(error).__name__}: {error}") from error
+    if not isinstance(result, Tensor) or result.shape != logits.shape or not result.is_floating_point():
+        shown = f"{result.dtype} {list(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
+        raise LogitsProcessorError(
+            f"logits processor {name} returned {shown}; it must return float logits of shape {list(logits.shape)}."
+        )
+    return result

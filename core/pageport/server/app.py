@@ -1,0 +1,38 @@
+"""``create_app``: the HTTP application around an engine."""
+
+import time
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+from pageport import __version__
+from pageport.engine.async_engine import AsyncEngine
+from pageport.server import chat, completions, health, models
+from pageport.server.auth import ApiKeys
+from pageport.server.config import ServerConfig
+from pageport.server.errors import install_error_handlers
+from pageport.server.metrics import CountResponses, Metrics
+from pageport.server.openapi import publish_bodies
+from pageport.server.protocol.chat import ChatRequest
+from pageport.server.protocol.completions import CompletionRequest
+from pageport.server.service import Service
+
+
+def create_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
+    """Build the application. ``engine`` is ready, and its caller's to close."""
+    app = FastAPI(title="pageport", version=__version__, redirect_slashes=False)
+    metrics = Metrics(engine)
+    app.state.service = Service(engine=engine, config=config, metrics=metrics, created=int(time.time()))
+    for routes in (completions, chat, models, health):
+        app.include_router(routes.router)
+    publish_bodies(app, [CompletionRequest, ChatRequest])
+    install_error_handlers(app)
+    # What is added last sees a request first: a refused one is counted, and a browser may read why it was refused.
+    if config.api_key:
+        app.add_middleware(ApiKeys, keys=config.api_key)
+    if config.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(config.allowed_origins), allow_methods=["*"], allow_headers=["*"]
+        )
+    app.add_middleware(CountResponses, metrics=metrics)
+    return app

@@ -1,0 +1,152 @@
+"""Every answer that is not a success, in OpenAI's shape: ``{"error": {message, type, param, code}}``."""
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response
+
+from pageport.errors import (
+    EngineDead,
+    EngineOverloaded,
+    InvalidParameter,
+    PageportError,
+    RequestError,
+    RequestTooLong,
+)
+
+logger = logging.getLogger(__name__)
+
+# What a client is told to wait before it asks an overloaded server again.
+RETRY_AFTER_S = 1
+# Nobody reads this status: the client is gone. Access logs and metrics show it.
+CLIENT_CLOSED_REQUEST = 499
+# Longest piece of a client's input that is repeated in a message or a log line, in characters.
+MAX_QUOTED = 120
+
+
+class UnknownModel(RequestError):
+    """The request names a model that is not served here: HTTP 404."""
+
+    def __init__(self, requested: str, served: str) -> None:
+        super().__init__(f"The model {quote(requested)} does not exist here. This server has {served!r}.", "model")
+
+
+class GenerationFailed(PageportError):
+    """The engine gave up on one request; others go on."""
+
+
+def quote(value: object) -> str:
+    """Show a client's value in ASCII and at most ``MAX_QUOTED`` characters."""
+    shown = ascii(value)
+    return shown if len(shown) <= MAX_QUOTED else shown[:MAX_QUOTED] + "…"
+
+
+def status_of(error: Exception) -> int:
+    """Name the HTTP status that ``error`` is answered with."""
+    match error:
+        case UnknownModel():
+            return 404
+        case RequestError():
+            return 400
+        case EngineOverloaded() | EngineDead():
+            return 503
+        case HTTPException():
+            return error.status_code
+        case _:
+            return 500
+
+
+def error_body(error: Exception) -> dict[str, Any]:
+    """Build the JSON object that describes ``error``; what is not ours says nothing of the inside."""
+    match error:
+        case UnknownModel():
+            return _body(str(error), "invalid_request_error", "model", "model_not_found")
+        case RequestTooLong():
+            return _body(str(error), "invalid_request_error", error.parameter, "context_length_exceeded")
+        case RequestError():
+            return _body(str(error), "invalid_request_error", error.parameter, "invalid_value")
+        case EngineOverloaded():
+            return _body(str(error), "server_error", None, "engine_overloaded")
+        case EngineDead():
+            return _body(str(error), "server_error", None, "engine_dead")
+        case PageportError():
+            return _body(str(error), "server_error", None, None)
+        case HTTPException() if error.status_code < 500:
+            return _body(str(error.detail), "invalid_request_error", None, None)
+        case _:
+            return _body("The server failed on this request; its log says why.", "server_error", None, None)
+
+
+def error_response(error: Exception) -> JSONResponse:
+    """Answer ``error`` with its status, body and headers."""
+    headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+    if isinstance(error, EngineOverloaded):
+        headers["Retry-After"] = str(RETRY_AFTER_S)
+    return JSONResponse(error_body(error), status_of(error), headers)
+
+
+def unauthorized_response() -> JSONResponse:
+    """Answer a request that brings no valid key."""
+    body = _body(
+        "A valid API key is needed: send it as 'Authorization: Bearer KEY'.",
+        "invalid_request_error",
+        None,
+        "invalid_api_key",
+    )
+    return JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})
+
+
+def invalid_body(error: ValidationError) -> InvalidParameter:
+    """Turn what pydantic says about a body into one sentence about its first wrong field."""
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    if not first["loc"]:
+        return InvalidParameter(f"The request body cannot be read: {first['msg']}. Send a JSON object.")
+    field = str(first["loc"][0])
+    # A value that fits none of several allowed forms has one problem per form.
+    same_field = [problem for problem in problems if problem["loc"][0] == field]
+    reasons = dict.fromkeys(problem["msg"].removeprefix("Value error, ") for problem in same_field)
+    seen = "" if first["type"] == "missing" else f", not {quote(first['input'])}"
+    return InvalidParameter(f"{_path(first['loc'])}: {'; or '.join(reasons)}{seen}.", field)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Make every failure inside ``app`` an answer in OpenAI's shape."""
+    for kind in (PageportError, HTTPException):
+        app.add_exception_handler(kind, _answer)
+    app.add_exception_handler(ClientDisconnect, _answer_nobody)
+    app.add_exception_handler(Exception, _answer)
+
+
+async def _answer(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException) and error.status_code in (404, 405):
+        detail = f"There is no {request.method} {quote(request.url.path)} here. GET /openapi.json lists what there is."
+        return error_response(HTTPException(error.status_code, detail, error.headers))
+    if status_of(error) >= 500 and isinstance(error, PageportError):
+        logger.error("%s %s: %s", request.method, quote(request.url.path), error)
+    return error_response(error)
+
+
+async def _answer_nobody(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+def _body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
+    # A lone surrogate cannot be sent: show it escaped.
+    sendable = message.encode("utf-8", "backslashreplace").decode()
+    return {"error": {"message": sendable, "type": kind, "param": param, "code": code}}
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """Write ``("messages", 0, "content", "str")`` as ``messages[0].content``: pydantic's form names are left out."""
+    path = str(location[0])
+    for part in location[1:]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part.isidentifier() and part not in ("str", "int", "bool", "float"):
+            path += f".{part}"
+    return path

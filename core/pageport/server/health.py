@@ -1,0 +1,54 @@
+"""Routes for probes and scrapers: ``/health``, ``/ready``, ``/metrics``, ``/version``."""
+
+from typing import Literal
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from pageport import __version__
+from pageport.server.service import Service, service_of
+
+router = APIRouter()
+
+
+class Status(BaseModel):
+    """One word: probes carry no key, so they learn nothing else."""
+
+    status: Literal["ok", "dead", "stalled"]
+
+
+class Version(BaseModel):
+    version: str
+
+
+@router.get("/health")
+@router.head("/health", include_in_schema=False)
+@router.get("/ready")
+@router.head("/ready", include_in_schema=False)
+async def health(request: Request, response: Response) -> Status:
+    """Say whether requests are served: 503 when the engine is dead, or has work and makes no progress."""
+    status = _health(service_of(request))
+    response.status_code = 200 if status.status == "ok" else 503
+    return status
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Expose the metrics in the format that the scraper asks for."""
+    body, content_type = service_of(request).metrics.render(request.headers.get("accept", ""))
+    return Response(body, media_type=content_type)
+
+
+@router.get("/version")
+async def version() -> Version:
+    """Say which pageport this is."""
+    return Version(version=__version__)
+
+
+def _health(service: Service) -> Status:
+    if service.engine.error is not None:
+        return Status(status="dead")
+    if service.engine.seconds_without_progress() > service.config.stall_timeout:
+        return Status(status="stalled")
+    return Status(status="ok")

@@ -1,0 +1,95 @@
+"""What the completion and chat endpoints share: sampling fields, usage, streaming options."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt
+
+# Documented caps: each bounds work that a small body could otherwise cause.
+MAX_N = 128
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 64
+MAX_LIST = 1024
+MAX_STOP_CHARACTERS = 1024
+
+StopString = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]
+
+
+class StreamOptions(BaseModel):
+    """``stream_options``."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationFields(BaseModel):
+    """Fields of both endpoints. None is what an absent field and an explicit null both mean: the default."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: Annotated[str | None, Field(description="Absent or null: the model served.")] = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    n: Annotated[int | None, Field(ge=1, le=MAX_N)] = None
+    best_of: Annotated[int | None, Field(ge=1, le=MAX_N)] = None
+    max_tokens: Annotated[int | None, Field(ge=0)] = None
+    min_tokens: Annotated[int | None, Field(ge=0)] = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Annotated[dict[int, float] | None, Field(max_length=MAX_LIST)] = None
+    allowed_token_ids: Annotated[list[StrictInt] | None, Field(max_length=MAX_LIST)] = None
+    bad_words: Annotated[list[StopString] | None, Field(max_length=MAX_LIST)] = None
+
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: Annotated[list[StrictInt] | None, Field(max_length=MAX_LIST)] = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+
+    prompt_logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
+    truncate_prompt_tokens: Annotated[int | None, Field(ge=-1)] = None
+    add_special_tokens: bool | None = None
+    echo: bool | None = None
+
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+
+    priority: int | None = None
+    cache_salt: Annotated[str | None, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)] = None
+
+    @property
+    def num_choices(self) -> int:
+        return self.n or 1
+
+
+class PromptTokensDetails(BaseModel):
+    cached_tokens: int
+
+
+class Usage(BaseModel):
+    """Tokens of a whole request: each prompt is counted once, whatever n is."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = None
+
+
+class PromptLogprob(BaseModel):
+    """One candidate of one prompt position, in ``prompt_logprobs`` keyed by token id."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str | None
+
+
+PromptLogprobs = Sequence[dict[int, PromptLogprob] | None]
+Payload = dict[str, Any]

@@ -1,0 +1,1 @@
+"""What backend authors and our own tests share; part of the installed package."""

@@ -1,0 +1,10 @@
+"""What holds for every test: one thread a process, and shapes in the interface's signatures are checked."""
+
+import os
+
+from jaxtyping import install_import_hook
+
+# Tensors are tiny here: threads would wait for each other longer than they compute.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Before anything imports it; the hook stays for the whole session.
+install_import_hook("pageport.backend", "beartype.beartype")

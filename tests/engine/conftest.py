@@ -1,0 +1,42 @@
+"""Tiny models on disk, and the demo model where `make setup` put it."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pageport.engine.llm import LLM
+from pageport.testing.tiny_model import write_tiny_gpt2, write_tiny_llama
+
+# Small enough that a test's engine starts in milliseconds.
+SMALL = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "num_kv_blocks": 256, "max_model_len": 256}
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny-llama")
+
+
+@pytest.fixture(scope="session")
+def tiny_mistral(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny-mistral", sliding_window=16)
+
+
+@pytest.fixture(scope="session")
+def tiny_gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gpt2(tmp_path_factory.mktemp("models") / "tiny-gpt2")
+
+
+@pytest.fixture
+def open_llm() -> Iterator[Callable[..., LLM]]:
+    """Open small engines that are closed when the test ends."""
+    opened: list[LLM] = []
+
+    def open_one(model: Path | str, **settings: Any) -> LLM:
+        opened.append(LLM(str(model), **{**SMALL, **settings}))
+        return opened[-1]
+
+    yield open_one
+    for llm in opened:
+        llm.close()

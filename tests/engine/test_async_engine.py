@@ -1,0 +1,131 @@
+"""The engine in its own process: answers, aborts, and what happens when one of the two dies."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from pageport.config import EngineConfig
+from pageport.engine.async_engine import AsyncEngine
+from pageport.errors import EngineDead, ModelNotFound, PageportError, RequestTooLong
+from pageport.sampling.params import SamplingParams
+
+GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+LONG = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
+
+
+def with_engine(model: Path, test: Callable[[AsyncEngine], Awaitable[None]], **settings: object) -> None:
+    """Run ``test`` on a started engine and close it whatever happens."""
+
+    async def run() -> None:
+        config = EngineConfig.from_flat(model=str(model), max_num_seqs=8, num_kv_blocks=256, **settings)
+        engine = await AsyncEngine.start(config)
+        try:
+            await asyncio.wait_for(test(engine), timeout=60)
+        finally:
+            await engine.close()
+
+    asyncio.run(run())
+
+
+async def text_of(engine: AsyncEngine, prompt: str, params: SamplingParams, request_id: str) -> str:
+    return "".join(
+        [delta.text async for deltas in engine.generate(prompt, params, request_id=request_id) for delta in deltas]
+    )
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never held"
+        await asyncio.sleep(0.01)
+
+
+def test_concurrent_requests_get_the_answers_they_get_alone(tiny_llama: Path) -> None:
+    async def test(engine: AsyncEngine) -> None:
+        prompts = ["Hello", "abc " * 20, "naïve 🔥"]
+        alone = [await text_of(engine, p, GREEDY, f"alone-{p}") for p in prompts]
+        together = await asyncio.gather(*(text_of(engine, p, GREEDY, f"together-{p}") for p in prompts))
+        assert together == alone
+        assert engine.stats.kv_blocks_used == 0
+
+    with_engine(tiny_llama, test)
+
+
+def test_closing_a_stream_frees_its_blocks(tiny_llama: Path) -> None:
+    """ABT-01."""
+
+    async def test(engine: AsyncEngine) -> None:
+        stream = engine.generate("Hello", LONG, request_id="a")
+        await anext(stream)
+        await stream.aclose()
+        await until(lambda: engine.stats.finished_total.get("abort") == 1)
+        assert engine.stats.kv_blocks_used == 0
+        assert engine.stats.num_running == 0
+
+    with_engine(tiny_llama, test)
+
+
+def test_a_refused_request_raises_before_anything_is_sent(tiny_llama: Path) -> None:
+    async def test(engine: AsyncEngine) -> None:
+        with pytest.raises(RequestTooLong):
+            engine.prepare("x" * 2000, GREEDY, request_id="a")
+        assert await text_of(engine, "fine", GREEDY, "b")
+
+    with_engine(tiny_llama, test)
+
+
+def test_a_killed_engine_ends_streams_with_one_sentence(tiny_llama: Path) -> None:
+    async def test(engine: AsyncEngine) -> None:
+        stream = engine.generate("Hello", LONG, request_id="a")
+        await anext(stream)
+        os.kill(engine._process.pid, signal.SIGKILL)
+        with pytest.raises(EngineDead, match="was killed by signal 9"):
+            async for _ in stream:
+                pass
+        assert engine.error is not None
+        with pytest.raises(EngineDead):
+            engine.prepare("x", GREEDY, request_id="b")
+
+    with_engine(tiny_llama, test)
+
+
+def test_the_engine_exits_when_its_parent_is_killed(tiny_llama: Path) -> None:
+    """OPS-01."""
+    code = f"""
+import asyncio
+from pageport.config import EngineConfig
+from pageport.engine.async_engine import AsyncEngine
+async def run():
+    engine = await AsyncEngine.start(EngineConfig.from_flat(model={str(tiny_llama)!r}, num_kv_blocks=64))
+    print(engine._process.pid, flush=True)
+    await asyncio.sleep(60)
+asyncio.run(run())
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split()[2]:
+        assert time.monotonic() < deadline, "the engine outlived its parent"
+        time.sleep(0.05)
+
+
+def test_a_missing_model_fails_before_a_process_starts() -> None:
+    with pytest.raises(ModelNotFound, match="/no/such/model"):
+        asyncio.run(AsyncEngine.start(EngineConfig.from_flat(model="/no/such/model")))
+
+
+def test_a_start_up_failure_arrives_as_its_sentence(tiny_llama: Path) -> None:
+    config = EngineConfig.from_flat(model=str(tiny_llama), max_model_len=100_000)
+    with pytest.raises(PageportError, match="max-model-len is 100000"):
+        asyncio.run(AsyncEngine.start(config))

@@ -1,0 +1,52 @@
+"""A batch of plain ints becomes the right tensors."""
+
+import torch
+
+from pageport.cache.layout import GroupLayout
+from pageport.engine.step_buffers import Step, StepBuffers
+from pageport.scheduling.batch import Batch, BlockUpdate
+
+HISTORY = torch.arange(4 * 40, dtype=torch.int32).view(4, 40)
+
+
+def buffers() -> StepBuffers:
+    built = StepBuffers(
+        [GroupLayout(num_blocks=9, block_size=4)],
+        max_num_seqs=4,
+        max_tokens=16,
+        max_model_len=39,
+        device=torch.device("cpu"),
+        num_stages=1,
+    )
+    built.update_tables([BlockUpdate(2, 0, 0, [7, 3, 5]), BlockUpdate(0, 0, 0, [1]), BlockUpdate(0, 0, 1, [8])])
+    return built
+
+
+def mixed_step(target: StepBuffers) -> Step:
+    return target.build(Batch(step=0, rows=[2, 0], starts=[9, 2], counts=[1, 4], num_decodes=1), HISTORY)
+
+
+def test_tokens_and_positions_follow_the_rows() -> None:
+    step = mixed_step(buffers())
+    assert step.inputs.positions.tolist() == [9, 2, 3, 4, 5]
+    assert step.inputs.token_ids.tolist() == [2 * 40 + 9, 2, 3, 4, 5]
+
+
+def test_slots_and_tables_follow_the_block_tables() -> None:
+    batch = mixed_step(buffers()).batches[0]
+    assert batch.slot_mapping.tolist() == [5 * 4 + 1, 1 * 4 + 2, 1 * 4 + 3, 8 * 4, 8 * 4 + 1]
+    assert batch.query_start_loc.tolist() == [0, 1, 5]
+    assert batch.seq_lens.tolist() == [10, 6]
+    assert batch.block_table[0].tolist() == [7, 3, 5]
+    assert batch.block_table[1, :2].tolist() == [1, 8]
+    assert (batch.max_query_len, batch.max_seq_len, batch.num_decodes) == (4, 10, 1)
+
+
+def test_tensors_keep_their_addresses() -> None:
+    target = buffers()
+    first = mixed_step(target).batches[0]
+    addresses = [t.data_ptr() for t in (first.query_start_loc, first.seq_lens, first.block_table, first.slot_mapping)]
+    second = target.build(Batch(step=1, rows=[0], starts=[6], counts=[1], num_decodes=1), HISTORY).batches[0]
+    assert addresses == [
+        t.data_ptr() for t in (second.query_start_loc, second.seq_lens, second.block_table, second.slot_mapping)
+    ]
