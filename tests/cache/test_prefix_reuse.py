@@ -68,6 +68,39 @@ def test_generated_tokens_are_found_in_a_second_turn(cache) -> None:
     cache.check()
 
 
+def test_both_continuations_of_a_fork_are_found(cache) -> None:
+    cache.open(1, range(20))
+    cache.step(1)
+    cache.fork(1, 2)
+    for token_id in range(12):
+        cache.decode(1, 100 + token_id)
+        cache.decode(2, 200 + token_id)
+    assert cache.open(3, [*range(20), *range(100, 113)]) == 32
+    assert cache.open(4, [*range(20), *range(200, 213)]) == 32
+    assert cache.blocks.block_table(3, 0) != cache.blocks.block_table(4, 0)
+    cache.check()
+
+
+def test_child_indexes_what_its_parent_never_committed(cache) -> None:
+    cache.open(1, range(40))
+    cache.run(1, 40)
+    cache.fork(1, 2)
+    cache.free(1)
+    cache.commit(2)
+    assert cache.open(3, range(40)) == 32
+    cache.check()
+
+
+def test_what_replaces_truncated_tokens_is_found(cache) -> None:
+    cache.open(1, range(48))
+    cache.step(1)
+    cache.truncate(1, 20)
+    cache.tokens[1].extend(range(500, 528))
+    cache.step(1)
+    assert cache.open(2, [*range(20), *range(500, 529)]) == 48
+    cache.check()
+
+
 def test_reading_can_be_switched_off_for_one_sequence(cache) -> None:
     """Case LOG-02: prompt logprobs need every position computed."""
     cache.open(1, range(33))

@@ -19,6 +19,15 @@ def test_block_is_released_once_the_next_position_sees_none_of_it(driver, comput
     cache.check()
 
 
+def test_decoding_releases_each_block_at_its_first_unseen_position(driver) -> None:
+    cache = driver(WINDOW)
+    cache.open(1, [0])
+    cache.step(1)
+    for computed in range(2, 60):
+        cache.decode(1, computed)
+        assert cache.blocks.block_table(1, 0).count(-1) == max(0, computed - 7) // 4
+
+
 @pytest.mark.parametrize("chunk", [1, 3, 4, 5, 7, 16, 70])
 @pytest.mark.parametrize("caching", [True, False])
 def test_every_chunk_size_keeps_what_the_window_sees(driver, chunk: int, caching: bool) -> None:

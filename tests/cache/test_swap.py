@@ -72,6 +72,22 @@ def test_host_blocks_are_taken_until_the_swapped_in_sequence_commits(driver) -> 
     cache.blocks.check()
 
 
+def test_host_blocks_are_free_after_that_commit(driver) -> None:
+    cache = driver(LAYOUT)
+    cache.open(1, range(10))
+    cache.step(1)
+    for token_id in range(5):
+        assert cache.swap_out(1)
+        assert cache.swap_in(1)
+        assert cache.decode(1, token_id)
+    cache.open(2, range(100, 116))
+    cache.step(2)
+    cache.open(3, range(200, 203))
+    assert cache.swap_out(1)
+    assert not cache.swap_out(2)
+    cache.check()
+
+
 def test_shared_blocks_are_copied_out_too(driver) -> None:
     cache = driver(LAYOUT)
     cache.open(1, range(10))

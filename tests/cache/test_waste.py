@@ -36,6 +36,14 @@ def test_copied_block_stores_its_own_tokens(cache) -> None:
     assert cache.blocks.usage().tokens_stored == (16 + 8 + 9,)
 
 
+def test_truncated_tokens_are_stored_no_longer_once_overwritten(cache) -> None:
+    cache.open(1, range(30))
+    cache.step(1)
+    cache.truncate(1, 20)
+    cache.decode(1, 99)
+    assert cache.blocks.usage().tokens_stored == (21,)
+
+
 def test_reserved_tokens_are_waste_until_they_are_committed(cache) -> None:
     cache.open(1, range(32))
     cache.run(1, 32)

@@ -84,7 +84,8 @@ class TinyModel:
 @pytest.fixture
 def tiny() -> Callable[..., TinyModel]:
     def make(config: Mapping[str, Any], head: str | None = None) -> TinyModel:
-        names = frozenset([f"{head}.weight"] if head else [])
+        # GPT-2's names have their prefix where this one has it.
+        names = frozenset(["transformer.wte.weight", *([f"{head}.weight"] if head else [])])
         spec = decoder_spec(config, names)
         generator = torch.Generator().manual_seed(7)
         tensors = {name: torch.randn(shape, generator=generator) for name, shape in _shapes(spec)}
@@ -100,12 +101,12 @@ def save_folder() -> Callable[..., Path]:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(config))
         if len(shards) == 1:
-            save_file({name: tensor.contiguous() for name, tensor in shards[0].items()}, folder / "model.safetensors")
+            save_file({name: tensor.clone() for name, tensor in shards[0].items()}, folder / "model.safetensors")
             return folder
         weight_map = {}
         for number, shard in enumerate(shards, start=1):
             file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-            save_file(dict(shard), folder / file)
+            save_file({name: tensor.clone() for name, tensor in shard.items()}, folder / file)
             weight_map |= dict.fromkeys(shard, file)
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
         return folder

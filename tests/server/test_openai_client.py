@@ -76,6 +76,15 @@ def test_n_choices_of_one_seed_differ_and_repeat(client: OpenAI) -> None:
     assert first.usage.prompt_tokens == second.usage.prompt_tokens < 10  # type: ignore[union-attr]
 
 
+def test_the_best_of_several_samples_or_beams_come_back(client: OpenAI) -> None:
+    options = {"model": "tiny/one", "prompt": "abc", "max_tokens": 8}
+    sampled = client.completions.create(**options, n=2, best_of=4, seed=3)
+    beams = client.completions.create(**options, n=2, best_of=4, extra_body={"use_beam_search": True})
+    for answer in (sampled, beams):
+        assert [choice.index for choice in answer.choices] == [0, 1]
+        assert answer.choices[0].text != answer.choices[1].text
+
+
 def test_chat_logprobs_belong_to_the_chosen_tokens(client: OpenAI) -> None:
     answer = client.chat.completions.create(
         model="tiny/one", messages=MESSAGES, max_tokens=5, temperature=0, logprobs=True, top_logprobs=3
@@ -153,6 +162,19 @@ def test_a_client_that_leaves_frees_its_blocks(server: ServerProcess, stream: bo
     after = server.wait_until_idle()
     aborts = "pageport:requests_finished_total abort"
     assert after[aborts] == before.get(aborts, 0) + 1
+
+
+@pytest.mark.full
+def test_two_hundred_clients_that_leave_leave_nothing_behind(server: ServerProcess, client: OpenAI) -> None:
+    """ABT-01."""
+    before = server.wait_until_idle()
+    for _ in range(200):
+        options = {"model": "tiny/one", "prompt": "abc", "max_tokens": 400, "extra_body": {"ignore_eos": True}}
+        with client.completions.create(**options, stream=True) as stream:
+            next(iter(stream))
+    after = server.wait_until_idle()
+    aborts = "pageport:requests_finished_total abort"
+    assert after[aborts] == before.get(aborts, 0) + 200
 
 
 def test_ends_are_counted_by_reason(server: ServerProcess, client: OpenAI) -> None:

@@ -1,16 +1,13 @@
 """Tiny tokenizers whose ids can be written by hand."""
 
-from pathlib import Path
-
 import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from pageport.engine.messages import EngineInfo
+from pageport.models.resolve import resolve_model
 from pageport.text.token_bytes import byte_alphabet
 from pageport.text.tokenizer import Tokenizer, load_tokenizer
-
-SMOLLM2 = Path.home() / ".cache/pageport/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def build_byte_level(merges: tuple[tuple[str, str], ...] = ()) -> tokenizers.Tokenizer:
@@ -70,9 +67,7 @@ def sentencepiece() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Tokenizer:
-    if not SMOLLM2.exists():
-        pytest.skip("the demo model is not fetched: make setup")
-    return load_tokenizer(SMOLLM2)
+    return load_tokenizer(resolve_model("smollm2", None))
 
 
 @pytest.fixture

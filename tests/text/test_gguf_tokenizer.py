@@ -10,12 +10,12 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from pageport.errors import CorruptWeights, UnsupportedModel
+from pageport.models.resolve import resolve_model
 from pageport.text.gguf_metadata import read_gguf_metadata
 from pageport.text.gguf_tokenizer import build_gguf_tokenizer
 from pageport.text.token_bytes import byte_alphabet
 from pageport.text.tokenizer import Tokenizer, load_tokenizer
 
-from .conftest import SMOLLM2
 from .torture import LINES
 
 # As the tokenizer.json files of LLaMA 3 and Qwen 2 have them.
@@ -271,7 +271,7 @@ def test_smollm2_ids_equal_those_of_its_own_tokenizer(smollm2: Tokenizer) -> Non
     """
     from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
 
-    architecture, fields, _ = get_gguf_tokenizer(str(SMOLLM2))
+    architecture, fields, _ = get_gguf_tokenizer(str(resolve_model("smollm2", None)))
     theirs, _ = convert_gguf_tokenizer(architecture, fields)
     for line in LINES:
         if not any(character.isnumeric() for character in line):

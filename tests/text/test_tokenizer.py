@@ -1,6 +1,8 @@
 """``Tokenizer`` on byte-level and SentencePiece vocabularies."""
 
 import random
+import subprocess
+import sys
 
 import pytest
 import tokenizers
@@ -88,3 +90,13 @@ def test_vocab_size_counts_added_tokens(byte_level: Tokenizer) -> None:
     assert byte_level.vocab_size == 260
     assert byte_level.eos_token_ids == {258}
     assert byte_level.all_special_ids == {258, 259}
+
+
+def test_text_needs_no_heavy_package_and_nothing_of_the_engine() -> None:
+    code = (
+        "import sys, pageport.text.chat, pageport.text.detokenizer, pageport.text.stop, pageport.text.gguf_tokenizer\n"
+        "assert not {'torch', 'transformers', 'numpy', 'gguf', 'pageport.engine'} & set(sys.modules)\n"
+        "import pageport.engine.input_processor, pageport.engine.output_processor\n"
+        "assert not {'torch', 'transformers', 'gguf'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

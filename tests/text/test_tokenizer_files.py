@@ -170,8 +170,9 @@ def test_a_vocabulary_we_cannot_read_says_how_to_convert_it(tmp_path: Path, name
 def test_a_folder_without_a_tokenizer_and_no_folder_at_all_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match=r"has no tokenizer.json"):
         load_tokenizer(tmp_path)
-    with pytest.raises(ModelNotFound, match="There is no tokenizer at"):
-        load_tokenizer(tmp_path / "nowhere")
+    for name in ("nowhere", "nowhere.gguf"):
+        with pytest.raises(ModelNotFound, match="There is no tokenizer at"):
+            load_tokenizer(tmp_path / name)
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe", b'{"model": 1}'])

@@ -40,6 +40,9 @@ class Backend(ABC):
     interface: ClassVar[tuple[int, int]] = INTERFACE
     # `--backend auto` takes the usable backend with the highest priority; the CPU has 0.
     priority: ClassVar[int] = 10
+    # Environment variables that its runtime libraries read when they are first loaded (thread pools, say). An engine
+    # sets them before it imports torch, unless the user has set them.
+    environment: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     @abstractmethod

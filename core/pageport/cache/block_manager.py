@@ -138,8 +138,7 @@ class BlockManager:
             if self._enable_prefix_caching:
                 table.index_full_blocks(sequence.chain, token_ids, num_tokens)
             sequence.has_updates |= table.release_passed(num_tokens)
-        if not sequence.is_swapped:
-            sequence.uneventful_until = min(group.next_event(num_tokens) for group in self._groups)
+        sequence.uneventful_until = min(group.next_event(num_tokens) for group in self._groups)
 
     def fork(self, parent_id: int, child_id: int) -> None:
         """Open ``child_id`` as a copy of ``parent_id`` that shares every block, written or about to be."""

@@ -83,7 +83,7 @@ class AsyncEngine:
         home = Path(self.config.model.tokenizer) if self.config.model.tokenizer else path
         self.tokenizer = await loop.run_in_executor(None, load_tokenizer, home)
         self.chat_template = ChatTemplate(self.tokenizer.chat_template, self.tokenizer)
-        self.info = await self._ready
+        self.info = (await self._ready).with_end_tokens(self.tokenizer.eos_token_ids)
         self._inputs = InputProcessor(self.tokenizer, self.info, self.config.backend.seed)
         self._outputs = OutputProcessor(self.tokenizer)
 

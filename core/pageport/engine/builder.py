@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pageport.backend.capabilities import Capabilities
+from pageport.backend.coverage import check_attention, check_kv
 from pageport.backend.device import Device
 from pageport.backend.discovery import discover, select
 from pageport.backend.kv import KVSpec
@@ -21,6 +22,7 @@ from pageport.engine.runner import ModelRunner
 from pageport.errors import ConfigurationError, UnsupportedFeature
 from pageport.models.checkpoint import Checkpoint
 from pageport.models.decoder import Decoder
+from pageport.models.layer import attention_params
 from pageport.models.loaders import open_checkpoint
 from pageport.models.registry import decoder_spec
 from pageport.models.resolve import resolve_model
@@ -102,7 +104,10 @@ def _build_on(
     groups = cache_groups(spec)
     kv_dtype = dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
     specs = [_kv_spec(spec, group, config.cache.block_size, kv_dtype) for group in groups]
-    _check_cache(specs, device.capabilities)
+    for kv in specs:
+        check_kv(device.capabilities, kv)
+    for layer in spec.layers:
+        check_attention(device.capabilities, attention_params(layer.attention))
     plan = _plan(device, specs, groups, spec, config)
     depth = config.backend.pipeline_depth
     depth = device.capabilities.pipeline_depth if depth is None else depth
@@ -171,21 +176,6 @@ def _kv_spec(spec: DecoderSpec, group: CacheGroup, block_size: int, dtype: str) 
         dtype=dtype,
         kind="full" if group.sliding_window is None else "sliding",
     )
-
-
-def _check_cache(specs: list[KVSpec], capabilities: Capabilities) -> None:
-    for spec in specs:
-        if spec.block_size not in capabilities.block_sizes:
-            sizes = ", ".join(map(str, capabilities.block_sizes))
-            raise UnsupportedFeature(f"--block-size {spec.block_size} is not offered by this device: use {sizes}.")
-        if spec.dtype not in capabilities.kv_dtypes:
-            dtypes = ", ".join(capabilities.kv_dtypes)
-            raise UnsupportedFeature(f"--kv-cache-dtype {spec.dtype} is not offered by this device: use {dtypes}.")
-        if spec.kind not in capabilities.kv_kinds:
-            raise UnsupportedFeature(f"This model needs a {spec.kind} cache, which this device does not offer.")
-        if capabilities.head_sizes and spec.head_size not in capabilities.head_sizes:
-            sizes = ", ".join(map(str, capabilities.head_sizes))
-            raise UnsupportedFeature(f"This model has heads of {spec.head_size}; this device takes {sizes}.")
 
 
 def _plan(

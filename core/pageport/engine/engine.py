@@ -62,7 +62,7 @@ class Engine:
                 prompt_token_ids=request.prompt_token_ids,
                 max_tokens=request.max_tokens,
                 sampling=_row_sampling(request),
-                num_sequences=_num_sequences(request),
+                num_sequences=request.beam.beam_width if request.beam else request.num_choices,
                 stop_token_ids=request.stop_token_ids,
                 priority=request.priority,
                 arrival_time=now,
@@ -140,12 +140,6 @@ def _row_sampling(request: EngineRequest) -> RowSampling:
         bad_words_token_ids=request.bad_words_token_ids,
         num_candidates=2 * request.beam.beam_width if request.beam else 0,
     )
-
-
-def _num_sequences(request: EngineRequest) -> int:
-    if request.beam is not None:
-        return request.beam.beam_width
-    return request.sampling.best_of or request.sampling.n
 
 
 def _output(update: SequenceUpdate) -> SequenceOutput:

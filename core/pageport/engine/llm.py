@@ -9,7 +9,7 @@ from typing import Any, cast
 from rich.progress import Progress
 
 from pageport.config import EngineConfig
-from pageport.engine.builder import build_engine
+from pageport.engine.environment import prepare_environment
 from pageport.engine.input_processor import InputProcessor
 from pageport.engine.messages import EngineInfo, EngineStats
 from pageport.engine.output_processor import OutputProcessor
@@ -30,26 +30,27 @@ class LLM:
     """A model, loaded once, that answers lists of prompts.
 
     Keyword arguments are the settings of ``pageport.config`` by their names (``max_model_len``, ``dtype``, …). A
-    context manager; ``close`` gives the memory back.
+    context manager; ``close`` gives the memory back. ``info`` tells context length, cache size, backend and so on.
     """
+
+    info: EngineInfo
 
     def __init__(self, model: str = "smollm2", **settings: Any) -> None:
         config = EngineConfig.from_flat(model=model, **settings)
+        prepare_environment(config.backend.backend)
+        from pageport.engine.builder import build_engine  # torch is loaded only now
+
         with Progress(transient=True) as bars:
             bar = bars.add_task("Loading weights", total=None)
             self._built = build_engine(config, lambda done, total: bars.update(bar, completed=done, total=total))
         self._engine = self._built.engine
         home = config.model.tokenizer or resolve_model(config.model.model, config.model.revision)
         self._tokenizer = load_tokenizer(Path(home))
-        self._inputs = InputProcessor(self._tokenizer, self._built.info, config.backend.seed)
+        self.info = self._built.info.with_end_tokens(self._tokenizer.eos_token_ids)
+        self._inputs = InputProcessor(self._tokenizer, self.info, config.backend.seed)
         self._outputs = OutputProcessor(self._tokenizer)
         self._ids = itertools.count()
         self._closed = False
-
-    @property
-    def info(self) -> EngineInfo:
-        """Context length, cache size, backend and so on."""
-        return self._built.info
 
     def get_tokenizer(self) -> Tokenizer:
         return self._tokenizer

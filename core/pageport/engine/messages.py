@@ -1,7 +1,7 @@
 """What crosses the border between an API process and the engine: plain picklable values, no torch."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from pageport.sampling.beam import BeamSearchParams
 from pageport.sampling.params import SamplingParams
@@ -30,6 +30,11 @@ class EngineRequest:
     timeout_s: float | None = None
     cache_keys: Mapping[str, str] = field(default_factory=dict)
     hides_logprobs: bool = False
+
+    @property
+    def num_choices(self) -> int:
+        """Sequences that will be told of: samples, or the beams to return."""
+        return self.sampling.n if self.beam is not None else self.sampling.best_of or self.sampling.n
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,3 +86,7 @@ class EngineInfo:
     dtype: str
     backend: str
     summary: tuple[str, ...] = ()  # start-up lines for people
+
+    def with_end_tokens(self, token_ids: Iterable[int]) -> "EngineInfo":
+        """Return the same with more end tokens: a model ends at any that its config or its tokenizer names."""
+        return replace(self, eos_token_ids=self.eos_token_ids.union(token_ids))

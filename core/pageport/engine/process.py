@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pageport.engine.channel import Abort, Add, Channel, Close, Failed, Loading, Ready, Start
+from pageport.engine.environment import prepare_environment
 from pageport.engine.messages import SequenceOutput
 from pageport.errors import PageportError
 
@@ -66,6 +67,7 @@ def main(fd: int) -> int:
 
 
 def _serve(channel: Channel, commands: "queue.SimpleQueue[object]", start: Start) -> None:
+    prepare_environment(start.config.backend.backend)
     from pageport.engine.builder import build_engine  # torch is loaded only now, so that the parent's end is watched
 
     built = build_engine(start.config, _progress(channel))
@@ -95,8 +97,13 @@ def _add(engine: "Engine", command: Add) -> list[SequenceOutput]:
     try:
         engine.add(command.request)
     except PageportError as error:
-        request_id = command.request.request_id
-        return [SequenceOutput(request_id=request_id, index=0, token_ids=[], finish_reason="error", error=str(error))]
+        request = command.request
+        return [
+            SequenceOutput(
+                request_id=request.request_id, index=index, token_ids=[], finish_reason="error", error=str(error)
+            )
+            for index in range(request.num_choices)
+        ]
     return []
 
 

@@ -174,8 +174,7 @@ class RequestState:
         self._prompt_text = prompt_text
         self._tokenizer = tokenizer
         self._is_held = params.best_of is not None and params.best_of > params.n
-        num_sequences = (params.best_of or params.n) if request.beam is None else params.n
-        self._choices = [Choice(index, request, tokenizer) for index in range(num_sequences)]
+        self._choices = [Choice(index, request, tokenizer) for index in range(request.num_choices)]
         self._prompt_logprobs: list[Mapping[int, Logprob] | None] | None = None
         self._num_cached_tokens: int | None = None
 

@@ -11,7 +11,7 @@ from pageport.backend.kv import AttentionParams
 from pageport.backend.op_table import OpTable
 from pageport.errors import UnsupportedModel
 from pageport.models.norms import Norm, make_norm
-from pageport.models.spec import LayerSpec, MLPSpec, NormSpec
+from pageport.models.spec import AttentionSpec, LayerSpec, MLPSpec, NormSpec
 from pageport.models.weights import LayerWeights, NormWeights
 from pageport.models.workspace import Workspace
 
@@ -134,9 +134,7 @@ class DecoderLayer:
         self._is_parallel = spec.residual == "parallel"
         self._cache_group, self._cache_layer = cache_group, cache_layer
         self._rope_table, self._rope_interleaved = rope_table, rope_interleaved
-        self._params = AttentionParams(
-            scale=attention.scale, sliding_window=attention.sliding_window, softcap=attention.softcap
-        )
+        self._params = attention_params(attention)
         self._linear, self._write_kv, self._attention = ops.linear, ops.write_kv, ops.attention
         self._rope, self._add = ops.rope, ops.add
         self._activate = _activation(spec.mlp, ops)
@@ -174,6 +172,11 @@ class DecoderLayer:
         self._activate(buffers.up, buffers.activated)
         self._linear(self._down.weight, buffers.activated, self._down.bias, buffers.delta)
         return _normed(self._mlp_output_norm, buffers)
+
+
+def attention_params(spec: AttentionSpec) -> AttentionParams:
+    """Return what the device is told of a layer's attention."""
+    return AttentionParams(scale=spec.scale, sliding_window=spec.sliding_window, softcap=spec.softcap)
 
 
 def _normed(norm: Norm | None, buffers: LayerBuffers) -> Tensor:

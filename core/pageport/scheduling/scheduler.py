@@ -164,6 +164,8 @@ class Scheduler:
         in_flight = [s for batch in self._in_flight for s in {*batch.sequences, *batch.sample_sequences}]
         for sequence in in_flight:
             assert sequence.steps_in_flight == in_flight.count(sequence), "steps in flight are miscounted"
+            assert sequence.row is not None, "a row was given away under a step in flight"
+            assert self._blocks.block_table(sequence.sequence_id, 0), "blocks were given away under a step in flight"
 
     def _expire(self) -> None:
         if not self._deadlines or self._deadlines[0][0] > self._clock():

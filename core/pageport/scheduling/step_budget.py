@@ -35,7 +35,7 @@ class StepTimeModel:
         if per_token <= 0 or fixed < 0:
             # Steps of one size, or noise: assume time in proportion to tokens.
             per_token, fixed = mean_y / mean_x, 0.0
-        return max(0, int((limit_ms - fixed) / per_token))
+        return max(0, int((limit_ms - fixed) / per_token + 1e-6))
 
 
 def first_share(remaining: int, budget: int) -> int:
@@ -46,16 +46,16 @@ def first_share(remaining: int, budget: int) -> int:
 def share_out(remaining: Sequence[int], budget: int) -> list[int]:
     """Divide ``budget`` tokens among prompts that have ``remaining`` tokens to compute.
 
-    In order, each gets at most half of what is left, so that a long one leaves room for short ones behind it; what
-    nobody took goes to the first ones.
+    In order, each gets at most half of what is left, so that a long one leaves room for short ones behind it. What is
+    over completes the ones that lack least.
     """
     shares = []
     for wanted in remaining:
         share = first_share(wanted, budget)
         shares.append(share)
         budget -= share
-    for i, wanted in enumerate(remaining):
-        extra = min(wanted - shares[i], budget)
+    for i in sorted(range(len(shares)), key=lambda i: remaining[i] - shares[i]):
+        extra = min(remaining[i] - shares[i], budget)
         shares[i] += extra
         budget -= extra
     return shares

@@ -26,6 +26,8 @@ logger = logging.getLogger("pageport.server")
 WATCH_INTERVAL_S = 0.25
 # How long a server without an engine goes on to answer 503, so that probes and load balancers see why it ends.
 DEAD_GRACE_S = 5.0
+# How long the last events may take to leave; a client that does not read them is left alone then.
+FLUSH_TIMEOUT_S = 1.0
 
 ServerMaker = Callable[[AsyncEngine], "uvicorn.Server"]
 
@@ -56,13 +58,24 @@ async def _run(engine_config: EngineConfig, config: ServerConfig, listener: sock
             starting.cancel()
     if engine is None:
         return
+    server = make_server(engine)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         for line in engine.info.summary:
             logger.info("%s", line)
         logger.info("Serving %s at %s", engine.info.model_name, _url(config, listener))
-        await _serve(make_server(engine), engine, listener, stop)
+        await _until_end(serving, engine, stop)
+        reason = engine.error
+        server.should_exit = True
+        await asyncio.wait({serving}, timeout=config.shutdown_timeout)
     finally:
+        # Requests that still run end with an error that says so, and with them their connections.
         await engine.close()
+    await asyncio.wait({serving}, timeout=FLUSH_TIMEOUT_S)
+    server.force_exit = True
+    await serving
+    if reason is not None:
+        raise EngineDead(reason)
 
 
 async def _unless_stopped(starting: "asyncio.Task[AsyncEngine]", stop: asyncio.Event) -> AsyncEngine | None:
@@ -77,17 +90,12 @@ async def _unless_stopped(starting: "asyncio.Task[AsyncEngine]", stop: asyncio.E
     return None
 
 
-async def _serve(server: "uvicorn.Server", engine: AsyncEngine, listener: socket.socket, stop: asyncio.Event) -> None:
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+async def _until_end(serving: "asyncio.Task[None]", engine: AsyncEngine, stop: asyncio.Event) -> None:
+    """Return on the signal to stop, or some time after the engine's end."""
     while not (stop.is_set() or serving.done()) and engine.error is None:
         await _wait(stop, WATCH_INTERVAL_S)
-    reason = None if stop.is_set() else engine.error
-    if reason is not None:
+    if engine.error is not None:
         await _wait(stop, DEAD_GRACE_S)
-    server.should_exit = True
-    await serving
-    if reason is not None:
-        raise EngineDead(reason)
 
 
 async def _wait(stop: asyncio.Event, timeout_s: float) -> None:
@@ -125,7 +133,6 @@ def _import_server(config: ServerConfig) -> ServerMaker:
                 access_log=not config.disable_log_requests,
                 root_path=config.root_path,
                 server_header=False,
-                timeout_graceful_shutdown=config.shutdown_timeout,
             )
         )
 

@@ -28,7 +28,9 @@ class IncrementalDetokenizer:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.all_special_ids if skip_special_tokens else frozenset[int]()
         self._spaces = spaces_between_special_tokens
-        if tokenizer.is_bytewise:
+        self._is_bytewise = tokenizer.is_bytewise
+        self._token_bytes = tokenizer.token_bytes
+        if self._is_bytewise:
             self._start_bytes(prompt_token_ids)
         else:
             shown = [i for i in prompt_token_ids[-8 * _WINDOW :] if i not in self._skipped]
@@ -37,14 +39,16 @@ class IncrementalDetokenizer:
     def push(self, token_ids: Iterable[int]) -> str:
         """Add tokens and return the text that is complete with them."""
         shown = [i for i in token_ids if i not in self._skipped]
-        if not self._tokenizer.is_bytewise:
-            return "".join(self._windowed(i) for i in shown)
-        data = b"".join([self._tokenizer.token_bytes(i) for i in shown])
-        return self._push_bytes(data) if data else ""
+        if not self._is_bytewise:
+            return "".join([self._windowed(i) for i in shown])
+        data = b"".join([self._token_bytes(i) for i in shown])
+        if not data:
+            return ""
+        return self._push_first(data) if self._at_start else self._decoder.decode(data)
 
     def flush(self) -> str:
         """Return what is left at the end: U+FFFD for an incomplete character."""
-        if not self._tokenizer.is_bytewise or self._at_start:
+        if not self._is_bytewise or self._at_start:
             return ""
         text = self._decoder.decode(b"", final=True)
         self._decoder.reset()
@@ -56,21 +60,19 @@ class IncrementalDetokenizer:
         tail = b""
         for token_id in reversed(prompt_token_ids):
             if token_id not in self._skipped:
-                tail = self._tokenizer.token_bytes(token_id) + tail
+                tail = self._token_bytes(token_id) + tail
             if len(tail) >= 4:
                 break
         self._prompt_tail = _incomplete_end(tail)
         self._strips_space = self._tokenizer.strips_first_space and not tail
         self._at_start = True
 
-    def _push_bytes(self, data: bytes) -> str:
-        if self._at_start:
-            self._at_start = False
-            if self._strips_space:
-                data = data.removeprefix(b" ")
-            # The prompt's text already shows U+FFFD for a character that the output does not continue.
-            if self._prompt_tail and not _continues(self._prompt_tail, data[:1]):
-                self._prompt_tail = b""
+    def _push_first(self, data: bytes) -> str:
+        self._at_start = False
+        if self._strips_space:
+            data = data.removeprefix(b" ")
+        # The prompt's text already shows U+FFFD for a character that the output does not continue.
+        if self._prompt_tail and _continues(self._prompt_tail, data[:1]):
             data = self._prompt_tail + data
         return self._decoder.decode(data)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import tokenizers
 
+from pageport.errors import ModelNotFound
 from pageport.text.token_bytes import TokenBytes
 
 ChatTemplateSource = str | Mapping[str, str]
@@ -152,6 +153,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
         UnsupportedModel: a kind of tokenizer we cannot read; says how to convert it.
         CorruptWeights: a damaged file.
     """
+    if not path.exists():
+        raise ModelNotFound(f"There is no tokenizer at {path}. Give a folder, a tokenizer.json or a .gguf file.")
     if path.suffix == ".gguf":
         from pageport.text.gguf_tokenizer import load_gguf_tokenizer
 

@@ -25,12 +25,10 @@ def load_tokenizer_files(path: Path) -> Tokenizer:
     """Load a ``tokenizer.json``, alone or with the files beside it that say more.
 
     Raises:
-        ModelNotFound: no such path, or no tokenizer in the folder.
+        ModelNotFound: no tokenizer in the folder.
         UnsupportedModel: the folder has only a kind of vocabulary we cannot read.
         CorruptWeights: a file is not what its name says.
     """
-    if not path.exists():
-        raise ModelNotFound(f"There is no tokenizer at {path}. Give a folder, a tokenizer.json or a .gguf file.")
     folder = path if path.is_dir() else path.parent
     file = folder / "tokenizer.json" if path.is_dir() else path
     if path.is_dir() and not file.exists() and (gguf := sorted(folder.glob("*.gguf"))):

@@ -102,10 +102,10 @@ class AttentionPlan:
 
 def plan(spec: KVSpec, batch: AttentionBatch) -> AttentionPlan:
     """Plan one step of one cache group."""
+    # Tokens behind the last request are padding too.
     is_padding = np.ones(batch.num_tokens, dtype=bool)
     starts = batch.host.query_start_loc
-    for request in np.flatnonzero(batch.host.seq_lens > 0):
-        is_padding[starts[request] : starts[request + 1]] = False
+    is_padding[: starts[-1]] = np.repeat(batch.host.seq_lens == 0, np.diff(starts))
     padding = _to_device(np.flatnonzero(is_padding), batch) if is_padding.any() else None
     return AttentionPlan(spec, batch, padding)
 

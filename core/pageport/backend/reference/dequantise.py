@@ -109,6 +109,7 @@ def _scale_and_shift(blocks: Tensor, integers: Tensor) -> Tensor:
 
 def _nibbles(packed: Tensor) -> Tensor:
     """Return the low nibbles of the last axis, then its high ones."""
+    packed = packed.contiguous()
     return torch.cat([packed & 15, packed >> 4], dim=-1)
 
 

@@ -13,8 +13,9 @@ from pageport.backend.reference.dtypes import torch_dtype
 from pageport.backend.weights import PLAIN_SCHEMES, StoredTensor, WeightSpec
 from pageport.errors import CorruptWeights, UnsupportedFeature
 
-# float32 bytes converted at a time, so that a matrix needs little beside itself while it is loaded.
-SLAB_BYTES = 16 * 2**20
+# float32 bytes converted at a time: the steps of a conversion then find their input in the caches, and a matrix needs
+# little beside itself while it is loaded.
+SLAB_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)

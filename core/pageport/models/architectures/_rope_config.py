@@ -96,8 +96,8 @@ def _checked_scaling(
     scaling: dict[str, object] = {"rope_type": kind}
     if kind in ("llama3", "yarn", "longrope"):
         # The config's own field wins over the one inside rope_scaling, as in transformers (Phi-3 has only the former).
-        original = config.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
-        scaling["original_max_position_embeddings"] = number({"_": original}, "_", max_positions)
+        key = "original_max_position_embeddings"
+        scaling[key] = number(config, key, number(parameters, key, float(max_positions)))
     if kind == "yarn" and parameters.get("factor") is None:
         parameters = {**parameters, "factor": max_positions / number(scaling, "original_max_position_embeddings")}
     for key in _REQUIRED[kind]:

@@ -1,0 +1,17 @@
+"""What must be in the process's environment before torch and a device's libraries are first loaded."""
+
+import os
+
+from pageport.backend.discovery import discover, select
+
+
+def prepare_environment(backend: str) -> None:
+    """Set what the backend ``--backend`` names asks for, unless the user has set it.
+
+    Too late, and harmless, where torch is loaded already.
+
+    Raises:
+        BackendUnavailable: as ``select``.
+    """
+    for name, value in select(discover(), backend).backend.environment.items():
+        os.environ.setdefault(name, value)
