@@ -71,6 +71,18 @@ def test_sequence_with_a_step_in_flight_fits_where_one_without_does(driver) -> N
         cache.check()
 
 
+def test_block_released_before_its_commit_is_neither_counted_nor_indexed(driver) -> None:
+    cache = driver(GroupLayout(num_blocks=7, block_size=4, sliding_window=8), max_tokens_per_step=16)
+    cache.open(1, range(48))
+    assert cache.run(1, 16)
+    assert cache.run(1, 32)
+    assert cache.blocks.block_table(1, 0)[:3] == [-1, -1, 2]
+    cache.commit(1, 16)
+    cache.check()
+    assert cache.blocks.usage().tokens_stored == (8,)
+    assert cache.open(2, range(9)) == 0
+
+
 def test_released_entries_reach_the_runner(driver) -> None:
     cache = driver(WINDOW)
     cache.blocks.open(1, range(40), {})

@@ -33,6 +33,7 @@ CONFIGURATIONS = [
         GroupLayout(num_blocks=16, block_size=4, sliding_window=8, num_host_blocks=7),
     ),
     (GroupLayout(num_blocks=9, block_size=1),),
+    (GroupLayout(num_blocks=7, block_size=4, sliding_window=3, num_host_blocks=3),),
 ]
 KEYS: list[dict[str, str]] = [{}, {}, {}, {"salt": "x"}, {"adapter": "x"}]
 # Few different prompts, so that prefixes meet.

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from pageport.models.resolve import resolve_model
 
 from pageport import LLM, BeamSearchParams, SamplingParams
+from pageport.models.resolve import resolve_model
 
 _spec = importlib.util.spec_from_file_location("smollm2_prompts", Path(__file__).with_name("smollm2_prompts.py"))
 assert _spec is not None and _spec.loader is not None

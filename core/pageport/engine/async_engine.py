@@ -76,12 +76,13 @@ class AsyncEngine:
         loop = asyncio.get_running_loop()
         self._on_loading = on_loading
         # Resolve here first: a missing model should not cost a process.
-        path = await loop.run_in_executor(None, resolve_model, self.config.model.model, self.config.model.revision)
+        model = self.config.model
+        path = await asyncio.to_thread(resolve_model, model.model, model.revision, allow_pickle=model.allow_pickle)
         self._ready = loop.create_future()
         self._spawn(loop)
         # The tokenizer loads while the engine does.
-        home = Path(self.config.model.tokenizer) if self.config.model.tokenizer else path
-        self.tokenizer = await loop.run_in_executor(None, load_tokenizer, home)
+        home = Path(model.tokenizer) if model.tokenizer else path
+        self.tokenizer = await asyncio.to_thread(load_tokenizer, home)
         self.chat_template = ChatTemplate(self.tokenizer.chat_template, self.tokenizer)
         self.info = (await self._ready).with_end_tokens(self.tokenizer.eos_token_ids)
         self._inputs = InputProcessor(self.tokenizer, self.info, self.config.backend.seed)

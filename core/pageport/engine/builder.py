@@ -55,9 +55,9 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Buil
     Raises:
         ModelError, BackendError, ConfigurationError: each in one sentence with what to do.
     """
-    checkpoint = open_checkpoint(
-        resolve_model(config.model.model, config.model.revision), allow_pickle=config.model.allow_pickle
-    )
+    allow_pickle = config.model.allow_pickle
+    path = resolve_model(config.model.model, config.model.revision, allow_pickle=allow_pickle)
+    checkpoint = open_checkpoint(path, allow_pickle=allow_pickle)
     spec = decoder_spec(checkpoint.config, checkpoint.names())
     backend, why = select(discover(), config.backend.backend)
     device = backend().open(config.backend.device, _options(config.backend.backend_options))

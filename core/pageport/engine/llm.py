@@ -6,14 +6,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
-from rich.progress import Progress
-
 from pageport.config import EngineConfig
 from pageport.engine.environment import prepare_environment
 from pageport.engine.input_processor import InputProcessor
 from pageport.engine.messages import EngineInfo, EngineStats
 from pageport.engine.output_processor import OutputProcessor
 from pageport.engine.outputs import ChoiceDelta, RequestOutput
+from pageport.engine.progress import progress_bar
 from pageport.errors import InvalidParameter
 from pageport.models.resolve import resolve_model
 from pageport.sampling.beam import BeamSearchParams
@@ -40,11 +39,12 @@ class LLM:
         prepare_environment(config.backend.backend)
         from pageport.engine.builder import build_engine  # torch is loaded only now
 
-        with Progress(transient=True) as bars:
-            bar = bars.add_task("Loading weights", total=None)
-            self._built = build_engine(config, lambda done, total: bars.update(bar, completed=done, total=total))
+        with progress_bar("Loading weights") as report:
+            self._built = build_engine(config, report)
         self._engine = self._built.engine
-        home = config.model.tokenizer or resolve_model(config.model.model, config.model.revision)
+        home = config.model.tokenizer or resolve_model(
+            config.model.model, config.model.revision, allow_pickle=config.model.allow_pickle
+        )
         self._tokenizer = load_tokenizer(Path(home))
         self.info = self._built.info.with_end_tokens(self._tokenizer.eos_token_ids)
         self._inputs = InputProcessor(self._tokenizer, self.info, config.backend.seed)
@@ -165,11 +165,10 @@ class LLM:
             for request, prompt in zip(requests, prompts, strict=True):
                 self._outputs.add(request, _text(prompt))
                 self._engine.add(request)
-            with Progress(disable=not use_tqdm, transient=True) as bars:
-                bar = bars.add_task("Generating", total=len(ids))
-                while not all(self._outputs.is_finished(i) for i in ids):
+            with progress_bar("Generating", is_wanted=use_tqdm) as report:
+                while (finished := sum(self._outputs.is_finished(i) for i in ids)) < len(ids):
+                    report(finished, len(ids))
                     self._step()
-                    bars.update(bar, completed=sum(self._outputs.is_finished(i) for i in ids))
             return [self._outputs.snapshot(i) for i in ids]
         finally:
             for request_id in ids:

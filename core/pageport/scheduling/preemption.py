@@ -12,8 +12,8 @@ MAX_PREEMPTIONS = 3
 class Preemption:
     """Chooses the worst-ranked running sequence and takes its blocks: to host blocks where these have room, else away.
 
-    A victim with steps in flight drains first: it is scheduled no more, and preempted once they are committed, so a
-    recomputed sequence never misses a token. Whoever needs the room waits that long.
+    A victim with steps in flight, or in the step being planned, drains first: it is scheduled no more, and preempted
+    once they are committed, so a recomputed sequence never misses a token. Whoever needs the room waits that long.
     """
 
     def __init__(self, roster: Roster, blocks: BlockManager) -> None:
@@ -38,13 +38,12 @@ class Preemption:
                 self._preempt(sequence, batch)
         self._roster.draining = waiting
 
-    def victim_for(self, sequence: Sequence, batch: Batch) -> Sequence | None:
-        """Return the worst-ranked sequence behind ``sequence`` that this step has not scheduled."""
-        scheduled = set(batch.sequences)
+    def victim_for(self, sequence: Sequence) -> Sequence | None:
+        """Return the worst-ranked running sequence behind ``sequence``."""
         for candidate in self._roster.running.worst_first():
             if candidate.rank <= sequence.rank:
                 return None
-            if candidate.request.beam is None and not candidate.is_draining and candidate not in scheduled:
+            if candidate.request.beam is None and not candidate.is_draining:
                 return candidate
         return None
 

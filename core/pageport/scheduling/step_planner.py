@@ -20,7 +20,7 @@ class StepPlanner:
     """Fills a ``Batch``: decodes first, then prompt chunks from one token budget, then what may start.
 
     Order within a step: swap in and make room for those who rank first, before anything is reserved; beams; decodes,
-    preempting from the worst rank up when blocks are short; prompts. Nothing starts in a step that preempted.
+    preempting from the worst rank up when blocks are short; prompts. Nothing starts in a step that was short of blocks.
     """
 
     def __init__(
@@ -40,10 +40,8 @@ class StepPlanner:
         self._batch = Batch(step=0)
         self._unsent: Batch | None = None  # holds moves but runs nothing: its moves go out with the next batch
         self._is_short = False  # blocks were short in this step
-        self._starved: Sequence | None = None  # a prompt that found neither blocks nor a victim
-        self._refused: tuple[int, int, tuple[int, ...]] | None = (
-            None  # sequence, step and free blocks of a failed start
-        )
+        # The last start that failed: sequence, step, free blocks then.
+        self._refused: tuple[int, int, tuple[int, ...]] | None = None
 
     def plan(self, step: int) -> Batch | None:
         """Return the next step, or None when nothing can run before a step in flight is committed."""
@@ -67,12 +65,6 @@ class StepPlanner:
 
     def _make_room_ahead(self) -> None:
         self._preemption.settle(self._batch)
-        starved, self._starved = self._starved, None
-        if starved is not None and starved.status is Status.RUNNING and not self._preemption.room_is_coming:
-            victim = self._preemption.victim_for(starved, self._batch)
-            if victim is not None:
-                self._is_short = True
-                self._preemption.evict(victim, self._batch)
         if self._config.scheduling_policy == "priority":
             self._make_room_for_priority()
 
@@ -86,7 +78,7 @@ class StepPlanner:
             for s in self._roster.running.worst_first()
             if s.protection is None and s.request.beam is None and s.request.priority > urgent.request.priority
         ]
-        if not self._admission.fits_without(urgent, victims):
+        if not victims or not self._admission.fits_without(urgent, victims):
             return
         for victim in victims:
             if self._preemption.room_is_coming or self._admission.fits_without(urgent, ()):
@@ -94,8 +86,8 @@ class StepPlanner:
             self._preemption.evict(victim, self._batch)
 
     def _swap_in(self) -> None:
-        """Bring swapped sequences back, best rank first, unless someone more urgent waits or blocks were short."""
-        if self._is_short or self._roster.draining:
+        """Bring swapped sequences back, best rank first, unless someone more urgent waits or blocks are short."""
+        if self._roster.draining:
             return
         for sequence in self._roster.swapped:
             waiting = self._roster.waiting.first()
@@ -272,7 +264,6 @@ class StepPlanner:
             count //= 2
         moves = self._reserve(sequence, sequence.num_computed + 1)
         if moves is None:
-            self._starved = self._starved or sequence
             return 0
         self._copy(moves)
         return 1
@@ -298,7 +289,7 @@ class StepPlanner:
             self._is_short = True
             if self._preemption.room_is_coming:
                 return None
-            victim = self._preemption.victim_for(sequence, self._batch)
+            victim = self._preemption.victim_for(sequence)
             if victim is None or not self._preemption.evict(victim, self._batch):
                 return None
 

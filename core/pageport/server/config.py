@@ -29,7 +29,7 @@ class ServerConfig:
     stall_timeout: float = setting(
         60.0, "Seconds without a finished step, while work is pending, after which /health answers 503."
     )
-    shutdown_timeout: float = setting(1.0, "Seconds that running requests get to finish after the signal to stop.")
+    shutdown_timeout: float = setting(0.5, "Seconds that running requests get to finish after the signal to stop.")
     trust_request_chat_template: bool = setting(
         False, "Accept chat_template in requests; off, since a template is a program that clients would run here."
     )

@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import Progress
-
 from pageport.config import EngineConfig
 from pageport.engine.async_engine import AsyncEngine
+from pageport.engine.progress import progress_bar
 from pageport.errors import ConfigurationError, EngineDead
 from pageport.server.config import ServerConfig
 
@@ -48,7 +46,7 @@ async def _run(engine_config: EngineConfig, config: ServerConfig, listener: sock
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    with _loading_bar() as on_loading:
+    with progress_bar("Loading weights") as on_loading:
         starting = asyncio.create_task(AsyncEngine.start(engine_config, on_loading))
         try:
             # The HTTP packages are imported while the engine loads.
@@ -167,10 +165,3 @@ def _bind(config: ServerConfig) -> socket.socket:
 def _url(config: ServerConfig, listener: socket.socket) -> str:
     host = f"[{config.host}]" if ":" in config.host else config.host
     return f"http://{host}:{listener.getsockname()[1]}{config.root_path}/v1"
-
-
-@contextmanager
-def _loading_bar() -> Iterator[Callable[[int, int], None]]:
-    with Progress(console=Console(stderr=True), transient=True) as bars:
-        bar = bars.add_task("Loading weights", total=None)
-        yield lambda done, total: bars.update(bar, completed=done, total=total)
