@@ -35,6 +35,9 @@ class RequestError(PageportError):
         super().__init__(message)
         self.parameter = parameter
 
+    def __reduce__(self) -> tuple[type["RequestError"], tuple[str, str | None]]:
+        return type(self), (str(self), self.parameter)  # errors cross from the engine's process
+
 
 class InvalidParameter(RequestError):
     """A request field has an impossible value; ``parameter`` names it."""

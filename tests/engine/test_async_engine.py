@@ -13,7 +13,7 @@ import pytest
 
 from pageport.config import EngineConfig
 from pageport.engine.async_engine import AsyncEngine
-from pageport.errors import EngineDead, ModelNotFound, PageportError, RequestTooLong
+from pageport.errors import EngineDead, EngineOverloaded, ModelNotFound, PageportError, RequestTooLong
 from pageport.sampling.params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
@@ -24,7 +24,7 @@ def with_engine(model: Path, test: Callable[[AsyncEngine], Awaitable[None]], **s
     """Run ``test`` on a started engine and close it whatever happens."""
 
     async def run() -> None:
-        config = EngineConfig.from_flat(model=str(model), max_num_seqs=8, num_kv_blocks=256, **settings)
+        config = EngineConfig.from_flat(**{"model": str(model), "max_num_seqs": 8, "num_kv_blocks": 256, **settings})
         engine = await AsyncEngine.start(config)
         try:
             await asyncio.wait_for(test(engine), timeout=60)
@@ -79,6 +79,21 @@ def test_a_refused_request_raises_before_anything_is_sent(tiny_llama: Path) -> N
         assert await text_of(engine, "fine", GREEDY, "b")
 
     with_engine(tiny_llama, test)
+
+
+def test_a_full_queue_is_told_to_the_request_it_refuses(tiny_llama: Path) -> None:
+    async def test(engine: AsyncEngine) -> None:
+        running = [engine.generate("Hello", LONG, request_id=str(i)) for i in range(2)]
+        await anext(running[0])
+        waiting = asyncio.ensure_future(anext(running[1]))
+        await until(lambda: engine.stats.num_waiting == 1)
+        with pytest.raises(EngineOverloaded, match="1 requests are waiting"):
+            await text_of(engine, "x", GREEDY, "refused")
+        await running[0].aclose()
+        assert await waiting
+        await running[1].aclose()
+
+    with_engine(tiny_llama, test, max_num_seqs=1, max_queued_requests=1)
 
 
 def test_a_killed_engine_ends_streams_with_one_sentence(tiny_llama: Path) -> None:

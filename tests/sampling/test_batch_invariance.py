@@ -96,4 +96,6 @@ def test_one_nan_among_good_logits_is_noticed(run: Any, random_logits: Any) -> N
     logits = random_logits(5, 300)
     logits[:, 123] = float("nan")
     rows = [SamplingParams(**VARIED[k]) for k in (0, 1, 3, 8)] + [SamplingParams(allowed_token_ids=[1, 2])]
-    assert run(logits, rows).errors().keys() == {0, 1, 2, 3, 4}
+    output = run(logits, rows)
+    assert output.errors().keys() == {0, 1, 2, 3, 4}
+    assert output.token_ids.tolist() == [0] * 5  # an id that the next step can look up

@@ -70,3 +70,9 @@ def test_a_nucleus_inside_the_prefix_is_seen_as_exact() -> None:
 
 def test_top_k_keeps_exactly_k_of_equal_tokens() -> None:
     assert count([1.0] * 6, top_k=3, top_p=1.0, min_p=0.0, width=6).counts.tolist() == [3]
+
+
+def test_a_sum_that_is_exactly_top_p_is_enough() -> None:
+    filters = Filters(torch.tensor([4]), torch.tensor([0.75]), torch.tensor([0.0]))
+    probabilities = torch.tensor([[0.5, 0.25, 0.125, 0.125]])
+    assert kept_counts(probabilities.log(), probabilities, filters, 4).counts.tolist() == [2]

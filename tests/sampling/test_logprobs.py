@@ -55,14 +55,14 @@ def test_equal_tokens_share_a_rank_and_come_lowest_id_first(run: Any) -> None:
 
 
 def test_a_beam_gets_its_candidates_whatever_its_temperature(run: Any, random_logits: Any) -> None:
-    logits = random_logits(1, 50)
-    row = RowSampling(params=SamplingParams(temperature=2.0), seed=0, num_candidates=8)
-    output = run(logits, [row])
-    (entry,) = token_logprobs(output.logprobs, 1)
-    best = logits[0].argsort(descending=True).tolist()
-    assert entry is not None
-    assert output.token_ids.tolist() == best[:1]
-    assert entry.token_ids == [best[0], *best[:8]]
+    logits = random_logits(6, 50)
+    params = SamplingParams(temperature=2.0)
+    output = run(logits, [RowSampling(params=params, seed=k, num_candidates=8) for k in range(6)])
+    for k, entry in enumerate(token_logprobs(output.logprobs, 6)):
+        best = logits[k].argsort(descending=True).tolist()
+        assert output.token_ids[k] == best[0]
+        assert entry is not None
+        assert entry.token_ids == [best[0], *best[:8]]
 
 
 def test_prompt_logprobs_score_the_next_token(random_logits: Any) -> None:

@@ -70,6 +70,13 @@ def test_processor_gets_the_generated_tokens_and_its_result_counts(run: Any) -> 
     assert output.token_ids.tolist() == [2]
 
 
+def test_what_a_processor_keeps_is_not_written_to(run: Any) -> None:
+    kept: list[torch.Tensor] = []
+    params = row(logits_processors=[lambda ids, logits: kept.append(logits) or logits * 2], presence_penalty=2.0)
+    run(LOGITS, [params], outputs=[[1, 2]])
+    assert kept[0].tolist() == LOGITS[0].tolist()
+
+
 def fail(output_token_ids: list[int], logits: Any) -> Any:
     raise KeyError("lost")
 

@@ -23,6 +23,7 @@ def with_settings(
     With ``positional_model`` the model may also be the first argument, as in ``vllm serve MODEL``.
     """
     parameters = [_parameter(config, field) for config in configs for field in fields(config)]
+    repeatable = [parameter.name for parameter in parameters if parameter.annotation == list[str]]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(command).parameters.values())[:-1]  # the last one is **settings
@@ -36,8 +37,7 @@ def with_settings(
             model = settings.pop("model_argument", None)
             if model is not None:
                 settings["model"] = model
-            settings["backend_options"] = tuple(settings.get("backend_options") or ())
-            command(*args, **settings)
+            command(*args, **settings | {name: tuple(settings[name]) for name in repeatable})
 
         as_keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own + parameters]
         with_model.__signature__ = inspect.Signature(as_keywords)  # type: ignore[attr-defined]

@@ -8,12 +8,12 @@ import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
 from pageport.config import EngineConfig
-from pageport.engine.channel import Abort, Add, Channel, Close, Failed, Loading, Ready, Start
+from pageport.engine.channel import Abort, Add, Channel, Close, Failed, Loading, Ready, Refused, Start
 from pageport.engine.input_processor import InputProcessor
 from pageport.engine.messages import EngineInfo, EngineRequest, EngineStats, StepOutputs
 from pageport.engine.output_processor import OutputProcessor
@@ -133,6 +133,7 @@ class AsyncEngine:
         Closing the generator aborts the request.
 
         Raises:
+            EngineOverloaded: its queue is full.
             EngineDead: the engine process ended meanwhile.
         """
         if self.error is not None:
@@ -160,8 +161,9 @@ class AsyncEngine:
     ) -> AsyncGenerator[list[ChoiceDelta], None]:
         """``prepare`` and ``stream`` in one."""
         request = self.prepare(prompt, params, **options)
-        async for deltas in self.stream(request):
-            yield deltas
+        async with aclosing(self.stream(request)) as stream:
+            async for deltas in stream:
+                yield deltas
 
     def seconds_without_progress(self) -> float:
         """Time since the engine last reported a step while requests are open; 0 while idle."""
@@ -206,6 +208,9 @@ class AsyncEngine:
         elif isinstance(report, Ready):
             if self._ready is not None and not self._ready.done():
                 self._ready.set_result(report.info)
+        elif isinstance(report, Refused):
+            if report.request_id in self._streams:
+                self._streams[report.request_id].put_nowait(report.error)
         elif isinstance(report, Failed):
             self._fail(report.reason)
 

@@ -5,6 +5,7 @@ from multiprocessing.connection import Connection
 
 from pageport.config import EngineConfig
 from pageport.engine.messages import EngineInfo, EngineRequest, StepOutputs
+from pageport.errors import PageportError
 from pageport.scheduling.request import FinishReason
 
 
@@ -52,6 +53,14 @@ class Ready:
 
 
 @dataclass(frozen=True)
+class Refused:
+    """From the engine: it did not take a request, and why."""
+
+    request_id: str
+    error: PageportError
+
+
+@dataclass(frozen=True)
 class Failed:
     """From the engine, last: why it cannot start or go on, in one sentence."""
 
@@ -59,7 +68,7 @@ class Failed:
 
 
 Command = Start | Add | Abort | Close
-Report = Loading | Ready | Failed | StepOutputs
+Report = Loading | Ready | Refused | Failed | StepOutputs
 
 
 class Channel:

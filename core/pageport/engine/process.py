@@ -12,15 +12,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from pageport.engine.channel import Abort, Add, Channel, Close, Failed, Loading, Ready, Start
+from pageport.engine.channel import Abort, Add, Channel, Close, Failed, Loading, Ready, Refused, Start
 from pageport.engine.environment import prepare_environment
-from pageport.engine.messages import SequenceOutput
 from pageport.errors import PageportError
-
-if TYPE_CHECKING:
-    from pageport.engine.engine import Engine
 
 logger = logging.getLogger("pageport.engine")
 
@@ -75,36 +70,21 @@ def _serve(channel: Channel, commands: "queue.SimpleQueue[object]", start: Start
     channel.send(Ready(built.info))
     try:
         while True:
-            refused: list[SequenceOutput] = []
-            while not commands.empty() or not (engine.has_work or refused):
+            while not commands.empty() or not engine.has_work:
                 command = commands.get()
                 if isinstance(command, Close):
                     return
                 if isinstance(command, Add):
-                    refused += _add(engine, command)
+                    try:
+                        engine.add(command.request)
+                    except PageportError as error:
+                        channel.send(Refused(command.request.request_id, error))
                 elif isinstance(command, Abort):
                     engine.abort(command.request_id, command.index, command.reason)
-                    break
-            step = engine.step()
-            step.outputs.extend(refused)
-            channel.send(step)
+                    break  # its effect on the counters is told even when nothing is left to run
+            channel.send(engine.step())
     finally:
         built.close()
-
-
-def _add(engine: "Engine", command: Add) -> list[SequenceOutput]:
-    """Queue a request; what the engine refuses is answered like a request that failed."""
-    try:
-        engine.add(command.request)
-    except PageportError as error:
-        request = command.request
-        return [
-            SequenceOutput(
-                request_id=request.request_id, index=index, token_ids=[], finish_reason="error", error=str(error)
-            )
-            for index in range(request.num_choices)
-        ]
-    return []
 
 
 def _progress(channel: Channel) -> Callable[[int, int], None]:

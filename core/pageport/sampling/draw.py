@@ -14,7 +14,7 @@ from pageport.sampling.philox import gumbel, token_bits, vocab_bits
 from pageport.sampling.ranking import Ranked, ranked
 
 # Tokens looked at first, then if these do not hold all survivors; at last the whole vocabulary.
-_FIRST_WIDTHS = (1024, 8192)
+_FIRST_WIDTHS = (256, 8192)
 # 255 of 256 tokens have at most these random bits, which make noise just below this.
 _COMMON_BITS = 2**32 - 2**24
 _COMMON_NOISE = 5.55

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pageport.errors import CorruptWeights, UnsupportedModel
-from pageport.models.loaders.damage import damaged, refuse_pointer
+from pageport.models.damage import damaged, refuse_pointer
 from pageport.models.loaders.folder import FolderCheckpoint, PlainTensor
 from pageport.models.loaders.json_file import read_json_object
 

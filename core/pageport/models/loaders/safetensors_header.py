@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pageport.errors import CorruptWeights
-from pageport.models.loaders.damage import damaged, refuse_pointer
+from pageport.models.damage import damaged, refuse_pointer
 
 _LENGTH_BYTES = 8
 # The library that reads the data refuses longer ones.
