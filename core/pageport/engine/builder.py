@@ -18,7 +18,7 @@ from pageport.config import EngineConfig
 from pageport.engine.cache_plan import CachePlan, GroupNeeds, plan_cache
 from pageport.engine.engine import Engine
 from pageport.engine.messages import EngineInfo
-from pageport.engine.runner import ModelRunner
+from pageport.engine.model_runner import ModelRunner
 from pageport.errors import ConfigurationError, UnsupportedFeature
 from pageport.models.checkpoint import Checkpoint
 from pageport.models.decoder import Decoder
@@ -138,7 +138,7 @@ def _build_on(
         max_tokens_per_step=scheduling.max_num_batched_tokens,
     )
     scheduler = Scheduler(scheduling, blocks, pipeline_depth=depth, max_model_len=plan.max_model_len)
-    engine = Engine(scheduler, blocks, runner, scheduling, pipeline_depth=depth)
+    engine = Engine(scheduler, runner, scheduling, pipeline_depth=depth)
     info = EngineInfo(
         model_name=config.model.served_model_name or config.model.model,
         architecture=spec.architecture,

@@ -5,12 +5,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pageport.cache.block_manager import BlockManager
 from pageport.config import SchedulerConfig
 from pageport.engine.messages import EngineRequest, EngineStats, SequenceOutput, StepOutputs
 from pageport.engine.runner import PendingStep, Runner
 from pageport.sampling.row import RowSampling
 from pageport.scheduling.batch import Batch, StepResult
+from pageport.scheduling.beam_search import num_candidates
 from pageport.scheduling.request import FinishReason, Request
 from pageport.scheduling.scheduler import Scheduler
 from pageport.scheduling.updates import SequenceUpdate
@@ -28,7 +28,6 @@ class Engine:
     def __init__(
         self,
         scheduler: Scheduler,
-        blocks: BlockManager,
         runner: Runner,
         config: SchedulerConfig,
         *,
@@ -36,7 +35,6 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
-        self._blocks = blocks
         self._runner = runner
         self._config = config
         self._depth = pipeline_depth
@@ -138,7 +136,9 @@ def _row_sampling(request: EngineRequest) -> RowSampling:
         seed=request.seed,
         stop_token_ids=request.stop_token_ids,
         bad_words_token_ids=request.bad_words_token_ids,
-        num_candidates=2 * request.beam.beam_width if request.beam else 0,
+        num_candidates=(
+            num_candidates(request.beam.beam_width, len(request.stop_token_ids)) if request.beam is not None else 0
+        ),
     )
 
 

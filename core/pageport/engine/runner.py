@@ -1,24 +1,8 @@
-"""``ModelRunner``: turns a ``Batch`` of plain ints into tensors, runs the model and samples."""
+"""``Runner``: what the engine drives, a model on a device or a stand-in without tensors."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
-from pageport.backend.device import Device
-from pageport.backend.kv import KVSpec
-from pageport.cache.layout import GroupLayout
-from pageport.engine.step_buffers import Step, StepBuffers
-from pageport.models.decoder import Decoder
-from pageport.sampling.logprobs import prompt_logprobs, token_logprobs
-from pageport.sampling.rows import SamplingRows
-from pageport.sampling.sampler import SamplerOutput, sample
-from pageport.scheduling.batch import Batch, StepResult, TokenLogprobs
-
-# Rows of prompt logits computed at once: bounds their memory at this many vocabularies.
-PROMPT_LOGITS_ROWS = 256
+from pageport.scheduling.batch import Batch, StepResult
 
 
 class PendingStep(ABC):
@@ -30,149 +14,11 @@ class PendingStep(ABC):
 
 
 class Runner(ABC):
-    """What the engine drives: a model on a device, or a stand-in without tensors."""
+    """Runs steps in the order they are submitted."""
 
     @abstractmethod
     def submit(self, batch: Batch) -> PendingStep:
-        """Start one step; steps run in the order they were submitted."""
+        """Start one step."""
 
     def close(self) -> None:  # noqa: B027 - a runner may own nothing
         """Give device memory back."""
-
-
-class ModelRunner(Runner):
-    """Owns the KV pools, the token history and the persistent buffers of one model on one device.
-
-    ``history[row, p]`` is token p of the sequence in that persistent row. Prompts are written when a row is taken,
-    sampled tokens by the sampler, so a step in flight hands its tokens to the next without the host.
-    """
-
-    def __init__(
-        self,
-        decoder: Decoder,
-        device: Device,
-        specs: Sequence[KVSpec],
-        groups: Sequence[GroupLayout],
-        *,
-        max_num_seqs: int,
-        max_tokens: int,
-        max_model_len: int,
-        vocab_size: int,
-        pipeline_depth: int,
-    ) -> None:
-        where = device.torch_device
-        self._decoder = decoder
-        self._device = device
-        self._specs = specs
-        self._pools = [device.allocate_kv(s, g.num_blocks) for s, g in zip(specs, groups, strict=True)]
-        self._host_pools = [
-            torch.empty((g.num_host_blocks, device.bytes_per_block(s)), dtype=torch.uint8)
-            for s, g in zip(specs, groups, strict=True)
-        ]
-        self._history = torch.zeros((max_num_seqs, max_model_len + 1), dtype=torch.int32, device=where)
-        self._sampling = SamplingRows(max_num_seqs, vocab_size, where)
-        self._scored_prompts: dict[int, _ScoredPrompt] = {}
-        self._buffers = StepBuffers(
-            groups,
-            max_num_seqs=max_num_seqs,
-            max_tokens=max_tokens,
-            max_model_len=max_model_len,
-            device=where,
-            num_stages=pipeline_depth + 1,
-        )
-
-    @torch.inference_mode()
-    def submit(self, batch: Batch) -> PendingStep:
-        self._move_blocks(batch)
-        self._take_rows(batch)
-        self._buffers.update_tables(batch.block_updates)
-        step = self._buffers.build(batch, self._history)
-        for spec, attention in zip(self._specs, step.batches, strict=True):
-            attention.plan = self._device.plan(spec, attention)
-        hidden = self._decoder.hidden(step.inputs, self._pools, step.batches)
-        prompt_scores = self._score_prompts(batch, step, hidden)
-        return _Pending(batch, self._sample(batch, step, hidden), prompt_scores)
-
-    def close(self) -> None:
-        for pool in self._pools:
-            self._device.free_kv(pool)
-        self._pools, self._host_pools = [], []
-
-    def _move_blocks(self, batch: Batch) -> None:
-        for group, pairs in batch.swap_out:
-            saved = self._host_pools[group].new_empty((len(pairs), self._host_pools[group].shape[1]))
-            self._device.export_blocks(self._pools[group], [source for source, _ in pairs], saved)
-            self._host_pools[group][[target for _, target in pairs]] = saved
-        for group, pairs in batch.swap_in:
-            data = self._host_pools[group][[source for source, _ in pairs]]
-            self._device.import_blocks(self._pools[group], [target for _, target in pairs], data)
-        for group, pairs in batch.copies:
-            self._device.copy_blocks(self._pools[group], pairs)
-
-    def _take_rows(self, batch: Batch) -> None:
-        for new in batch.new_rows:
-            tokens = torch.tensor(new.token_ids, dtype=torch.int32)
-            self._history[new.row, : len(new.token_ids)] = tokens
-            self._sampling.set_row(new.row, new.sampling, new.index, new.num_prompt_tokens)
-            num_logprobs = new.sampling.params.prompt_logprobs
-            if num_logprobs is not None:
-                self._scored_prompts[new.row] = _ScoredPrompt(num_logprobs, new.num_prompt_tokens)
-
-    def _sample(self, batch: Batch, step: Step, hidden: Tensor) -> SamplerOutput | None:
-        if not batch.sample_rows:
-            return None
-        where = self._history.device
-        sources = list(dict.fromkeys(batch.sample_sources))
-        last_tokens = torch.from_numpy(step.query_start_loc[1:][sources].astype("int64") - 1).to(where)
-        logits = self._decoder.logits(hidden, last_tokens)
-        if len(sources) < len(batch.sample_sources):
-            place = {source: i for i, source in enumerate(sources)}
-            logits = logits[torch.tensor([place[s] for s in batch.sample_sources], device=where)]
-        lengths = step.seq_lens[batch.sample_sources]
-        output = sample(logits, self._sampling.gather(batch.sample_rows, lengths.tolist(), self._history))
-        rows = torch.tensor(batch.sample_rows, device=where)
-        self._history[rows, torch.from_numpy(lengths.astype("int64")).to(where)] = output.token_ids.to(torch.int32)
-        return output
-
-    def _score_prompts(self, batch: Batch, step: Step, hidden: Tensor) -> dict[int, list[TokenLogprobs]]:
-        scores: dict[int, list[TokenLogprobs]] = {}
-        for entry in batch.prompt_logprob_entries:
-            row, start, first = batch.rows[entry], batch.starts[entry], int(step.query_start_loc[entry])
-            num_logprobs, num_prompt_tokens = self._scored_prompts[row]
-            count = min(batch.counts[entry], num_prompt_tokens - 1 - start)
-            scores[entry] = []
-            for offset in range(0, count, PROMPT_LOGITS_ROWS):
-                stop = min(count, offset + PROMPT_LOGITS_ROWS)
-                positions = torch.arange(first + offset, first + stop, device=hidden.device)
-                next_tokens = self._history[row, start + offset + 1 : start + stop + 1].tolist()
-                logits = self._decoder.logits(hidden, positions)
-                scores[entry] += prompt_logprobs(logits, next_tokens, num_logprobs)
-        return scores
-
-
-class _Pending(PendingStep):
-    def __init__(
-        self, batch: Batch, output: SamplerOutput | None, prompt_scores: dict[int, list[TokenLogprobs]]
-    ) -> None:
-        self._batch = batch
-        self._output = output
-        self._prompt_scores = prompt_scores
-
-    def result(self) -> StepResult:
-        if self._output is None:
-            return StepResult(token_ids=[], prompt_logprobs=self._prompt_scores)
-        tokens, errors = self._output.token_ids.tolist(), self._output.errors()
-        scored = token_logprobs(self._output.logprobs, len(tokens)) if self._output.logprobs else []
-        return StepResult(
-            token_ids=[[] if k in errors else [token] for k, token in enumerate(tokens)],
-            logprobs=[None if entry is None else [entry] for entry in scored] or None,
-            errors=errors,
-            prompt_logprobs=self._prompt_scores,
-        )
-
-
-class _ScoredPrompt(NamedTuple):
-    """A row whose prompt's logprobs are wanted."""
-
-    num_logprobs: int
-    num_prompt_tokens: int

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from pageport.cache.layout import GroupLayout
+from pageport.engine.runner import PendingStep, Runner
 from pageport.scheduling.batch import Batch, BlockMove, StepResult, TokenLogprobs
 
 _MASK = (1 << 64) - 1
@@ -65,7 +66,7 @@ def null_continuation(
     return output
 
 
-class NullPending:
+class NullPending(PendingStep):
     """A step in flight: its values become known in ``result``, ``latency_s`` after the device got to it."""
 
     def __init__(self, result: StepResult, ready_at: float, clock: Callable[[], float]) -> None:
@@ -100,12 +101,12 @@ class _Row:
             self.histories.append(fingerprint((token_id,), self.histories[-1] if self.histories else 0))
 
 
-class NullRunner:
+class NullRunner(Runner):
     """Runs batches on a simulated KV memory in which a slot holds (position, fingerprint of the prefix).
 
     Before an entry samples, every position that its tokens see is looked up through the row's block tables: a wrong,
     missing, overwritten or not yet copied block raises AssertionError. ``verify=False`` only counts, for measuring
-    host time. Duck-types the engine's runner; steps run when submitted, in order, as on a device.
+    host time. Steps run when submitted, in order, as on a device.
     """
 
     def __init__(
@@ -142,9 +143,6 @@ class NullRunner:
             result = StepResult(token_ids=[[1]] * len(batch.sample_rows))
         self._ready_at = max(self._ready_at, self._clock()) + self._latency_s
         return NullPending(result, self._ready_at, self._clock)
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def _prepare(self, batch: Batch) -> None:
         self._move(batch.swap_out, self._memory, self._host)

@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from pageport.errors import CorruptWeights, UnsupportedModel
-from pageport.text.gguf_metadata import read_gguf_metadata
+from pageport.models.gguf_metadata import read_gguf_metadata
 from pageport.text.pre_tokenizers import Splitting, known_tags, splitting
 from pageport.text.token_bytes import WORD_START
 from pageport.text.tokenizer import ChatTemplateSource, Tokenizer
