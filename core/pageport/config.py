@@ -4,7 +4,9 @@ Each field's metadata holds ``help`` (with the unit and the reason for the defau
 differently, ``aliases``.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from types import MappingProxyType
 from typing import Any, Literal
 
 from pageport.errors import ConfigurationError
@@ -42,7 +44,9 @@ class CacheConfig:
     gpu_memory_utilization: float = setting(
         0.9, "Share of the device's free memory for the KV cache, at most what max-num-seqs full contexts need."
     )
-    num_kv_blocks: int | None = setting(None, "Blocks of the full-attention cache; default: from free memory.")
+    num_kv_blocks: int | None = setting(
+        None, "Blocks of the full-attention cache; default: from free memory.", "--num-gpu-blocks-override"
+    )
     kv_cache_dtype: str = setting("auto", "auto: the compute dtype.")
     enable_prefix_caching: bool = setting(True, "Reuse cached blocks of equal prefixes.")
     swap_space: float = setting(0.0, "GiB of host memory for preempted requests; 0: they are recomputed.")
@@ -70,12 +74,18 @@ class BackendConfig:
 
     backend: str = setting("auto", "Backend name (pageport backends), or auto: the best that has a device.")
     device: int = setting(0, "Ordinal of the device.")
-    backend_options: tuple[str, ...] = setting((), "key=value for the backend; may be repeated.")
+    backend_options: tuple[str, ...] = setting((), "key=value for the backend; may be repeated.", "--backend-option")
     strict_ops: bool = setting(False, "Refuse to start when a hot op would fall back to the reference.")
     pipeline_depth: int | None = setting(
         None, "Steps in flight while the host schedules the next; default: what the backend declares."
     )
     seed: int = setting(0, "Seeds of requests that bring none are drawn from this.")
+
+
+# The fields of ``EngineConfig``.
+GROUPS: Mapping[str, type[Any]] = MappingProxyType(
+    {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "backend": BackendConfig}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,19 +104,10 @@ class EngineConfig:
         Raises:
             ConfigurationError: an unknown name.
         """
-        groups: dict[str, dict[str, Any]] = {"model": {}, "cache": {}, "scheduler": {}, "backend": {}}
-        homes = {
-            f.name: group
-            for group, kind in zip(groups, (ModelConfig, CacheConfig, SchedulerConfig, BackendConfig), strict=True)
-            for f in fields(kind)
-        }
+        groups: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
+        homes = {f.name: group for group, kind in GROUPS.items() for f in fields(kind)}
         for name, value in settings.items():
             if name not in homes:
                 raise ConfigurationError(f"Unknown setting {name!r}. Known: {', '.join(sorted(homes))}.")
             groups[homes[name]][name] = value
-        return cls(
-            model=ModelConfig(**groups["model"]),
-            cache=CacheConfig(**groups["cache"]),
-            scheduler=SchedulerConfig(**groups["scheduler"]),
-            backend=BackendConfig(**groups["backend"]),
-        )
+        return cls(**{group: kind(**groups[group]) for group, kind in GROUPS.items()})

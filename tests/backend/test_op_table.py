@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pageport.backend import Capabilities
-from pageport.backend.op_table import HOT_OPS, OPTIONAL_OPS, REQUIRED_OPS, OpTable, compile_ops
+from pageport.backend.op_table import ATTENTION_OPS, HOT_OPS, OPTIONAL_OPS, REQUIRED_OPS, OpTable, compile_ops
 from pageport.errors import BackendError
 
 from .conftest import PlainDevice
@@ -30,9 +30,23 @@ def test_device_that_replaces_nothing_is_served_by_the_reference():
 
 def test_table_has_one_callable_an_op():
     ops = set(REQUIRED_OPS + OPTIONAL_OPS)
-    assert ops == set(OpTable.__slots__) - {"implementations"}
+    called = ops - set(ATTENTION_OPS) | {"attention"}
+    assert called == set(OpTable.__slots__) - {"implementations"}
     assert set(HOT_OPS) <= ops
-    assert all(callable(getattr(compile_ops(PlainDevice()), op)) for op in ops)
+    assert all(callable(getattr(compile_ops(PlainDevice()), op)) for op in called)
+
+
+def test_attention_is_served_by_halves_or_as_a_whole():
+    def attention(self, pool, layer, query, params, batch, out): ...
+
+    def sources(**overrides):
+        table = compile_ops(device_with({}, **overrides))
+        return [table.implementations[op].source for op in ATTENTION_OPS]
+
+    assert sources() == ["reference", "reference"]
+    assert sources(decode_attention=attention) == ["device", "reference"]
+    assert sources(prefill_attention=attention) == ["reference", "device"]
+    assert sources(attention=attention) == ["device", "device"]
 
 
 def test_declared_override_serves_its_op():

@@ -146,7 +146,7 @@ def test_groups_of_single_queries_are_bounded_and_little_padded():
     lengths = [16 * blocks for blocks in (100, 1, 60, 100, 90, 2, 30, 61, 1, 300)]
     tables = [list(range(length // 16)) for length in lengths]
     batch = make_batch(tables, [1] * len(lengths), lengths, 16)
-    groups = attention_plan.plan(spec, batch).groups_for(None, True)
+    groups = attention_plan.plan(spec, batch).share(range(len(lengths)), None, True).groups
     assert sorted(group.requests for group in groups) == [1, 1, 1, 1, 1, 1, 2, 2]
     for group in groups:
         for tile in group.tiles:

@@ -101,6 +101,16 @@ def test_what_replaces_truncated_tokens_is_found(cache) -> None:
     cache.check()
 
 
+def test_truncate_forgets_hashes_of_tokens_that_were_only_looked_up(cache) -> None:
+    cache.open(1, range(17))
+    cache.truncate(1, 0)
+    cache.tokens[1].extend(range(500, 520))
+    cache.step(1)
+    assert cache.open(2, range(17)) == 0
+    assert cache.open(3, range(500, 520)) == 16
+    cache.check()
+
+
 def test_reading_can_be_switched_off_for_one_sequence(cache) -> None:
     """Case LOG-02: prompt logprobs need every position computed."""
     cache.open(1, range(33))

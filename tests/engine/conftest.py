@@ -1,12 +1,14 @@
 """Tiny models on disk, and the demo model where `make setup` put it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import pytest
 
 from pageport.engine.llm import LLM
+from pageport.testing.scripted_model import NUM_POSITIONS, write_scripted_model
 from pageport.testing.tiny_model import write_tiny_gpt2, write_tiny_llama
 
 # Small enough that a test's engine starts in milliseconds.
@@ -40,3 +42,22 @@ def open_llm() -> Iterator[Callable[..., LLM]]:
     yield open_one
     for llm in opened:
         llm.close()
+
+
+@pytest.fixture
+def unchecked_shapes() -> Iterator[None]:
+    """Do not check the shapes of signatures: tests of ops and models do, and long runs would mostly do only that."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def open_scripted(open_llm: Callable[..., LLM], tmp_path: Path) -> Callable[..., LLM]:
+    """Open engines of models that say what they are told."""
+
+    def open_one(tokens: Sequence[bytes | str], *, num_prompt_tokens: int = 1, **settings: Any) -> LLM:
+        folder = write_scripted_model(tmp_path / "scripted", tokens, num_prompt_tokens=num_prompt_tokens)
+        return open_llm(folder, **{"max_model_len": NUM_POSITIONS, **settings})
+
+    return open_one

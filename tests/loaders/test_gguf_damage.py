@@ -32,8 +32,8 @@ def test_a_whole_file_is_read(whole):
         "token_embd.weight": (16, 32),
         "output_norm.weight": (32,),
     }
-    assert header.find_string("tokenizer.ggml.tokens", "ccc") == 2
-    assert header.find_string("tokenizer.ggml.tokens", "dddd") is None
+    tokens = header.metadata["tokenizer.ggml.tokens"]
+    assert (tokens.count, tokens.index("ccc"), tokens.index("dddd")) == (3, 2, None)
 
 
 @pytest.mark.parametrize("cut", [1, 32, 1024])

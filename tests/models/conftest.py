@@ -14,7 +14,6 @@ from torch import Tensor
 
 from pageport.backend.batch import AttentionBatch, AttentionMirror
 from pageport.backend.device import Device
-from pageport.backend.kv import KVSpec
 from pageport.backend.op_table import OpTable, compile_ops
 from pageport.backend.weights import StoredTensor
 from pageport.errors import CorruptWeights
@@ -184,18 +183,7 @@ class PagedModel:
     ) -> None:
         self.decoder = decoder
         self._block_size = block_size
-        self._specs = [
-            KVSpec(
-                num_layers=len(group.layers),
-                num_kv_heads=group.num_kv_heads,
-                head_size=group.head_size,
-                value_head_size=group.head_size,
-                block_size=block_size,
-                dtype=dtype,
-                kind="full" if group.sliding_window is None else "sliding",
-            )
-            for group in cache_groups(spec)
-        ]
+        self._specs = [group.kv_spec(block_size, dtype) for group in cache_groups(spec)]
         num_blocks = 2048 // block_size
         self.pools = [device.allocate_kv(kv_spec, num_blocks) for kv_spec in self._specs]
         order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(5)).tolist()

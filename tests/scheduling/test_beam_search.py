@@ -12,7 +12,8 @@ from pageport.scheduling.request import FinishReason, Request, Sequence
 from pageport.testing.null_runner import fingerprint, null_continuation, null_logprobs
 from pageport.testing.scheduler_drive import SchedulerDrive
 
-PROMPT = [1, 7, 3, 9]
+# After it, stopping early changes the result.
+PROMPT = [1, 7, 1, 17]
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,7 @@ def search(score, group):
 @pytest.mark.parametrize("width", [2, 3, 4])
 @pytest.mark.parametrize("length_penalty", [1.0, 0.0, -0.7, 2.0])
 @pytest.mark.parametrize("early_stopping", [True, False])
-@pytest.mark.parametrize("ends", [(), (5,), (5, 11)])
+@pytest.mark.parametrize("ends", [(), (5,), (2, 5, 11, 17)])
 def test_hypotheses_are_those_of_transformers(model, width, length_penalty, early_stopping, ends):
     params = BeamSearchParams(
         beam_width=width, max_tokens=9, length_penalty=length_penalty, early_stopping=early_stopping
@@ -199,6 +200,19 @@ def test_beams_start_only_when_their_worst_case_fits():
         started = bool(drive.scheduler._roster.beam_groups)
         assert not started or len(drive.output(running)) == 8
         drive.step()
+
+
+def test_blocks_that_beams_may_come_to_need_are_kept_from_others():
+    # The prompt's full block once and 5 more for each of 3 beams: 16 of 20 blocks, used or not.
+    drive = SchedulerDrive([GroupLayout(num_blocks=20, block_size=4)])
+    search = drive.add([1] * 4, 20, beam=BeamSearchParams(beam_width=3, max_tokens=20))
+    other = drive.add([2] * 4, max_tokens=28)
+    while not drive.output(search):
+        assert len(drive.output(other)) <= 3 * 4 + 1
+        drive.step()
+    drive.run()
+    assert drive.output(other) == null_continuation([2] * 4, max_tokens=28, vocab_size=32)
+    assert other.sequences[0].num_preemptions == 0
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 5])

@@ -80,13 +80,25 @@ def test_a_swapped_request_returns_before_new_ones_start():
 
 
 def test_nothing_starts_in_a_step_that_preempted():
-    drive = crowded_drive(num_blocks=12)
+    drive = crowded_drive(num_blocks=12, settings={"max_num_batched_tokens": 64})
     for i in range(6):
         drive.add([10 + i] * 6, max_tokens=20)
+    num_preemptions = 0
+    while drive.scheduler.has_work:
+        batch = drive.step()
+        if drive.scheduler.stats().preemptions_total > num_preemptions:
+            assert not batch.new_rows
+            num_preemptions = drive.scheduler.stats().preemptions_total
+    assert num_preemptions > 0
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_no_more_are_preempted_than_blocks_are_short(depth):
+    drive = crowded_drive(num_blocks=17, depth=depth)
+    for i in range(3):
+        drive.add([10 + i] * 6, max_tokens=26)
     drive.run()
-    for batch, after in zip(drive.batches, drive.batches[1:], strict=False):
-        assert not (batch.swap_in and batch.swap_out)
-        assert after.step == batch.step + 1
+    assert drive.scheduler.stats().preemptions_total == 1
 
 
 def test_a_sequence_preempted_three_times_is_protected_and_ranks_first():

@@ -68,6 +68,13 @@ def test_a_short_prompt_overtakes_two_long_ones_in_progress():
     assert len(drive.output(short)) == 1
 
 
+def test_few_long_prompts_are_in_progress_at_once():
+    drive = SchedulerDrive([GroupLayout(num_blocks=400, block_size=4)], settings={"max_num_batched_tokens": 64})
+    for i in range(8):
+        drive.add([i] * 100)
+    assert drive.step().counts == [36, 16, 8, 4]
+
+
 def test_no_step_exceeds_the_budget_or_the_rows():
     drive = SchedulerDrive(settings={"max_num_batched_tokens": 10, "max_num_seqs": 4})
     for i in range(12):

@@ -4,14 +4,12 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from pageport.errors import CorruptWeights, UnsupportedModel
 from pageport.models.resolve import resolve_model
-from pageport.text.gguf_metadata import read_gguf_metadata
 from pageport.text.gguf_tokenizer import build_gguf_tokenizer
 from pageport.text.token_bytes import byte_alphabet
 from pageport.text.tokenizer import Tokenizer, load_tokenizer
@@ -214,46 +212,6 @@ def test_named_chat_templates_come_by_name() -> None:
     assert build_gguf_tokenizer(metadata, "x").chat_template == {"default": "a", "tool_use": "b"}
     del metadata["tokenizer.chat_templates"]
     assert build_gguf_tokenizer(metadata, "x").chat_template == "a"
-
-
-@pytest.fixture
-def written(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    for key, value in metadata_of(train("gpt-2"), pre="gpt-2").items():
-        writer.add_key_value(
-            key,
-            value,
-            gguf.GGUFValueType.ARRAY
-            if isinstance(value, list)
-            else gguf.GGUFValueType.STRING
-            if isinstance(value, str)
-            else gguf.GGUFValueType.UINT32,
-            sub_type=(gguf.GGUFValueType.STRING if isinstance(value[0], str) else gguf.GGUFValueType.INT32)
-            if isinstance(value, list)
-            else None,
-        )
-    writer.add_float32("x.float", 0.5)
-    writer.add_bool("x.flag", True)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return path
-
-
-def test_metadata_is_read_as_it_was_written(written: Path) -> None:
-    metadata = read_gguf_metadata(written)
-    assert metadata["general.architecture"] == "llama"
-    assert (metadata["x.float"], metadata["x.flag"]) == (0.5, True)
-    assert metadata["tokenizer.ggml.tokens"] == metadata_of(train("gpt-2"))["tokenizer.ggml.tokens"]
-
-
-def test_metadata_that_is_cut_off_anywhere_is_an_error(written: Path) -> None:
-    whole = written.read_bytes()
-    for size in (0, 3, 20, 60, 500, len(whole) - 9):
-        written.write_bytes(whole[:size])
-        with pytest.raises(CorruptWeights, match=r"tiny\.gguf"):
-            read_gguf_metadata(written)
 
 
 def test_another_kind_of_file_is_told(tmp_path: Path) -> None:

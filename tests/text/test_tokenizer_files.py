@@ -62,7 +62,7 @@ def test_bos_and_eos_flags_do_what_transformers_does(
         assert ours.encode(text) == theirs.encode(text)
         assert ours.encode(text, add_special_tokens=False) == theirs.encode(text, add_special_tokens=False)
     assert ours.special_tokens == theirs.special_tokens_map
-    assert (ours.bos_token_id, ours.eos_token_id, ours.pad_token) == (260, 261, None)
+    assert (ours.bos_token_id, ours.eos_token_id, ours.special_tokens.get("pad_token")) == (260, 261, None)
 
 
 def test_tokens_that_only_the_config_lists_are_added(tmp_path: Path) -> None:

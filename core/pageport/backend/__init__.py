@@ -2,7 +2,7 @@
 
 from pageport.backend.capabilities import Capabilities
 from pageport.backend.hook import hookimpl, hookspec, pageport_backends
-from pageport.backend.interface import INTERFACE, Backend, Probe, Rank
+from pageport.backend.interface import INTERFACE, Backend, Deviation, Probe, Rank
 from pageport.backend.kv import AttentionParams, KVSpec, Memory
 from pageport.backend.weights import StoredTensor, WeightSpec
 
@@ -11,6 +11,7 @@ __all__ = [
     "AttentionParams",
     "Backend",
     "Capabilities",
+    "Deviation",
     "KVSpec",
     "Memory",
     "Probe",

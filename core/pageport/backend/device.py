@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pageport.backend.batch import AttentionBatch
 from pageport.backend.capabilities import Capabilities
-from pageport.backend.coverage import check_kv
+from pageport.backend.coverage import check_attention, check_kv
 from pageport.backend.kv import AttentionParams, KVSpec, Memory
 from pageport.backend.reference import attention as reference_attention
 from pageport.backend.reference import kv as reference_kv
@@ -128,6 +128,21 @@ class Device(ABC):
         """Prepare whatever the kernels want once per step and cache group; kept in ``batch.plan``."""
         return reference_attention.plan(spec, batch)
 
+    def check_attention(self, spec: KVSpec, num_heads: int, params: AttentionParams) -> None:
+        """Refuse a layer's attention that this device does not compute.
+
+        Core asks once a layer, before the first step; attention is only called with what was accepted here, so that
+        it need not look again. The inherited answer goes by the capabilities; a device may refuse more (one head
+        size together with one variant, say), never less.
+
+        Args:
+            num_heads: query heads on this rank.
+
+        Raises:
+            UnsupportedFeature: names what is not covered.
+        """
+        check_attention(self.capabilities, params)
+
     def attention(
         self,
         pool: Any,
@@ -137,8 +152,44 @@ class Device(ABC):
         batch: AttentionBatch,
         out: Float[Tensor, "tokens heads value_head_size"],
     ) -> None:
-        """Attend over the paged cache; ``layer`` indexes the pool. Padding rows of ``out`` may hold anything finite."""
-        reference_attention.attention(pool, layer, query, params, batch, out)
+        """Attend over the paged cache; ``layer`` indexes the pool.
+
+        ``query`` may be a view with strides between tokens and heads. Blocks and slots that no query sees may hold
+        anything, NaN too, and their entries of the block table may be -1. Padding rows of ``out`` may hold anything
+        finite.
+
+        The inherited method splits the rows in two. A device overrides this one, or one or both of those.
+        """
+        if batch.num_decodes:
+            self.decode_attention(pool, layer, query, params, batch, out)
+        if batch.num_decodes < batch.num_requests:
+            self.prefill_attention(pool, layer, query, params, batch, out)
+
+    def decode_attention(
+        self,
+        pool: Any,
+        layer: int,
+        query: Float[Tensor, "tokens heads head_size"],
+        params: AttentionParams,
+        batch: AttentionBatch,
+        out: Float[Tensor, "tokens heads value_head_size"],
+    ) -> None:
+        """Attend for the requests before ``batch.num_decodes``; leave the tokens of the others alone."""
+        rows = range(batch.num_decodes)
+        reference_attention.attention(pool, layer, query, params, batch, out, rows)
+
+    def prefill_attention(
+        self,
+        pool: Any,
+        layer: int,
+        query: Float[Tensor, "tokens heads head_size"],
+        params: AttentionParams,
+        batch: AttentionBatch,
+        out: Float[Tensor, "tokens heads value_head_size"],
+    ) -> None:
+        """Attend for the requests from ``batch.num_decodes`` on, whatever their number of queries."""
+        rows = range(batch.num_decodes, batch.num_requests)
+        reference_attention.attention(pool, layer, query, params, batch, out, rows)
 
     # --- optional ops: norms, rotary embedding, activations ------------------------------------------------------
 

@@ -36,6 +36,11 @@ class BackendEntry:
         return self.error is None and self.probe is not None and self.probe.count > 0
 
     @property
+    def origin(self) -> str:
+        """The distribution it comes from, with its version."""
+        return f"{self.distribution} {self.version}"
+
+    @property
     def reason(self) -> str:
         """Why it is not usable, or how many devices it has."""
         if self.error is not None:
@@ -86,16 +91,16 @@ def select(discovery: Discovery, wanted: str) -> Selection:
         if entry is None:
             raise BackendUnavailable(_unknown(discovery, wanted))
         if entry.backend is None or not entry.is_usable:
-            raise BackendUnavailable(f"Backend {wanted} ({_origin(entry)}) cannot be used: {entry.reason}")
-        return Selection(entry.backend, (f"{wanted} ({_origin(entry)}): chosen by name, {entry.reason}",))
+            raise BackendUnavailable(f"Backend {wanted} ({entry.origin}) cannot be used: {entry.reason}")
+        return Selection(entry.backend, (f"{wanted} ({entry.origin}): chosen by name, {entry.reason}",))
     ranked = sorted(discovery.entries, key=_preference)
     chosen = ranked[0] if ranked else None
     if chosen is None or chosen.backend is None or not chosen.is_usable:
         raise BackendUnavailable(_none_usable(discovery))
-    report = [f"{chosen.name} ({_origin(chosen)}): chosen, {chosen.reason}"]
+    report = [f"{chosen.name} ({chosen.origin}): chosen, {chosen.reason}"]
     for entry in ranked[1:]:
         why = f"usable, but {chosen.name} comes first" if entry.is_usable else entry.reason
-        report.append(f"{entry.name} ({_origin(entry)}): rejected, {why}")
+        report.append(f"{entry.name} ({entry.origin}): rejected, {why}")
     return Selection(chosen.backend, tuple(report))
 
 
@@ -180,12 +185,12 @@ def _unique(entries: list[BackendEntry]) -> Iterator[BackendEntry]:
             name=name,
             distribution=", ".join(sorted({rival.distribution for rival in rivals})),
             version=", ".join(rival.version for rival in rivals),
-            error=_conflict(name, (_origin(rival) for rival in rivals)),
+            error=_conflict(name, (rival.origin for rival in rivals)),
         )
 
 
 def _claimed_twice(name: str, points: list[EntryPoint]) -> BackendEntry:
-    return replace(_entry(name, points), error=_conflict(name, (_origin(_entry(name, [point])) for point in points)))
+    return replace(_entry(name, points), error=_conflict(name, (_entry(name, [point]).origin for point in points)))
 
 
 def _conflict(name: str, origins: Iterable[str]) -> str:
@@ -231,10 +236,6 @@ def _backend_extras() -> list[str]:
     except PackageNotFoundError:
         return []
     return sorted(set(extras) - OTHER_EXTRAS)
-
-
-def _origin(entry: BackendEntry) -> str:
-    return f"{entry.distribution} {entry.version}"
 
 
 def _described(error: BaseException) -> str:

@@ -60,7 +60,7 @@ def backend_rows(discovery: Discovery) -> list[BackendRow]:
     rows = [
         BackendRow(
             name=entry.name,
-            distribution=f"{entry.distribution} {entry.version}",
+            distribution=entry.origin,
             is_usable=entry.is_usable,
             devices=entry.probe.count if entry.probe else 0,
             reason=entry.reason,

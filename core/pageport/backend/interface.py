@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 if TYPE_CHECKING:
     from pageport.backend.device import Device
@@ -32,6 +32,20 @@ class Rank:
     world_size: int = 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class Deviation:
+    """A conformance check that a backend fails, declared: an unexpected pass fails too.
+
+    ``check`` is a check's name, or the part of names up to a ``/``. ``kind``: ``not_implemented`` (it could be),
+    ``not_available`` (its runtime cannot yet), ``never`` (with the reason).
+    """
+
+    check: str
+    kind: Literal["not_implemented", "not_available", "never"]
+    reason: str
+    exception: type[Exception] = AssertionError
+
+
 class Backend(ABC):
     """One kind of hardware. ``name`` is what users type after ``--backend``."""
 
@@ -43,6 +57,7 @@ class Backend(ABC):
     # Environment variables that its runtime libraries read when they are first loaded (thread pools, say). An engine
     # sets them before it imports torch, unless the user has set them.
     environment: ClassVar[Mapping[str, str]] = {}
+    deviations: ClassVar[tuple[Deviation, ...]] = ()
 
     @classmethod
     @abstractmethod

@@ -10,7 +10,9 @@ from pageport.backend.device import Device
 from pageport.errors import BackendError
 
 # Part of the interface itself: overriding the method is all it takes.
-REQUIRED_OPS = ("linear", "embed", "write_kv", "attention")
+REQUIRED_OPS = ("linear", "embed", "write_kv", "decode_attention", "prefill_attention")
+# These two are called through `attention`, which a device may override instead of them.
+ATTENTION_OPS = ("decode_attention", "prefill_attention")
 # Used when `Capabilities.features` declares "op:<name>" with a version that is served here.
 OPTIONAL_OPS = (
     "rms_norm",
@@ -28,7 +30,7 @@ OPTIONAL_OPS = (
 # Versions of each optional op's signature and meaning that this pageport calls.
 SERVED_VERSIONS: Mapping[str, tuple[int, ...]] = dict.fromkeys(OPTIONAL_OPS, (1,))
 # Where nearly all of a step's time goes: `--strict-ops` refuses the reference for these.
-HOT_OPS = ("linear", "write_kv", "attention", "rms_norm", "add_rms_norm", "rope", "silu_mul")
+HOT_OPS = ("linear", "write_kv", *ATTENTION_OPS, "rms_norm", "add_rms_norm", "rope", "silu_mul")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,10 @@ class OpImplementation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpTable:
-    """What the model runner calls; signatures and meanings are those of ``Device``'s methods."""
+    """What the model runner calls; signatures and meanings are those of ``Device``'s methods.
+
+    ``implementations`` says who serves each op, with attention's two halves instead of ``attention``.
+    """
 
     linear: Callable[..., Tensor]
     embed: Callable[..., Tensor]
@@ -78,7 +83,8 @@ def compile_ops(device: Device, strict: bool = False) -> OpTable:
             f"{_class_name(device)} leaves {', '.join(slow)} to the plain-torch reference, which --strict-ops refuses. "
             "Drop --strict-ops, or use a backend that implements them."
         )
-    bound: dict[str, Any] = {name: getattr(device, name) for name in implementations}
+    names = ["attention", *(name for name in implementations if name not in ATTENTION_OPS)]
+    bound: dict[str, Any] = {name: getattr(device, name) for name in names}
     return OpTable(**bound, implementations=implementations)
 
 
@@ -117,6 +123,8 @@ def _check_features(device: Device) -> None:
 
 
 def _implementation(device: Device, name: str) -> OpImplementation:
+    if name in ATTENTION_OPS and _overrides(device, "attention"):
+        name = "attention"
     function = _function(device, name)
     where = f"{getattr(function, '__module__', '?')}:{getattr(function, '__qualname__', type(function).__qualname__)}"
     return OpImplementation("device" if _overrides(device, name) else "reference", where)

@@ -163,6 +163,8 @@ class BlockManager:
         """
         sequence = self._get(sequence_id)
         if num_tokens >= sequence.reserved:
+            # Looking for a prefix may have hashed tokens that were not reserved yet.
+            sequence.chain.truncate(num_tokens)
             return
         for table in sequence.tables:
             if table.num_released > table.group.first_live_block(num_tokens):
@@ -204,7 +206,8 @@ class BlockManager:
         """Move a swapped sequence to fresh device blocks; None when these are short, nothing is changed then.
 
         The host blocks stay taken until the next commit: a swap-out of the same step, which is copied first, must not
-        overwrite them. A step copies in before its copies-on-write, so it swaps in before it reserves.
+        overwrite them. A step copies in before its copies-on-write, so it swaps in before it reserves, or frees nothing
+        in between.
         """
         sequence = self._get(sequence_id)
         if not sequence.is_swapped:

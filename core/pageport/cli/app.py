@@ -7,11 +7,11 @@ import typer
 
 from pageport import __version__
 from pageport.cli.options import with_settings
-from pageport.config import BackendConfig, CacheConfig, ModelConfig, SchedulerConfig
+from pageport.config import GROUPS
 from pageport.errors import PageportError
 from pageport.server.config import ServerConfig
 
-ENGINE = (ModelConfig, CacheConfig, SchedulerConfig, BackendConfig)
+ENGINE = tuple(GROUPS.values())
 
 app = typer.Typer(
     name="pageport",

@@ -8,12 +8,6 @@ from typing import Any, get_type_hints
 
 import typer
 
-# vLLM's spelling where it differs from the field's name.
-ALIASES = {
-    "num_kv_blocks": ("--num-gpu-blocks-override",),
-    "backend_options": ("--backend-option",),
-}
-
 
 def with_settings(
     *configs: type, positional_model: bool = False
@@ -50,7 +44,7 @@ def with_settings(
 def _parameter(config: type, field: Any) -> inspect.Parameter:
     flag = field.name.replace("_", "-")
     annotation = get_type_hints(config)[field.name]
-    spelled: Sequence[str] = [f"--{flag}", *ALIASES.get(field.name, ()), *field.metadata.get("aliases", ())]
+    spelled: Sequence[str] = [f"--{flag}", *field.metadata.get("aliases", ())]
     if annotation is bool:
         spelled = [f"--{flag}/--no-{flag}", *spelled[1:]]
     default = None if field.default is MISSING else field.default

@@ -1,20 +1,19 @@
 """Build an engine from settings: resolve and load the model, open the backend, size the cache."""
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from pageport.backend.capabilities import Capabilities
-from pageport.backend.coverage import check_attention, check_kv
+from pageport.backend.coverage import check_kv
 from pageport.backend.device import Device
 from pageport.backend.discovery import discover, select
 from pageport.backend.kv import KVSpec
 from pageport.backend.op_table import compile_ops
 from pageport.cache.block_manager import BlockManager
-from pageport.config import EngineConfig
+from pageport.config import EngineConfig, ModelConfig
 from pageport.engine.cache_plan import CachePlan, GroupNeeds, plan_cache
 from pageport.engine.engine import Engine
 from pageport.engine.messages import EngineInfo
@@ -27,13 +26,17 @@ from pageport.models.loaders import open_checkpoint
 from pageport.models.registry import decoder_spec
 from pageport.models.resolve import resolve_model
 from pageport.models.spec import CacheGroup, DecoderSpec, cache_groups
-from pageport.models.weights import load_decoder_weights
+from pageport.models.weights import Progress, load_decoder_weights
 from pageport.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
-Progress = Callable[[int, int], None]  # matrices loaded, matrices in all
 
-PLAIN_SCHEMES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+
+class OpenModel(NamedTuple):
+    """A checkpoint whose weights are still unread, and its architecture."""
+
+    checkpoint: Checkpoint
+    spec: DecoderSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,59 +58,57 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Buil
     Raises:
         ModelError, BackendError, ConfigurationError: each in one sentence with what to do.
     """
-    allow_pickle = config.model.allow_pickle
-    path = resolve_model(config.model.model, config.model.revision, allow_pickle=allow_pickle)
-    checkpoint = open_checkpoint(path, allow_pickle=allow_pickle)
-    spec = decoder_spec(checkpoint.config, checkpoint.names())
+    model = open_model(config.model)
     backend, why = select(discover(), config.backend.backend)
     device = backend().open(config.backend.device, _options(config.backend.backend_options))
     try:
-        return _build_on(device, backend.name, why, checkpoint, spec, config, progress)
+        return build_engine_on(device, model, config, backend_name=backend.name, why=why, progress=progress)
     except BaseException:
         device.close()
         raise
 
 
-def choose_dtype(asked: str, checkpoint: Checkpoint, capabilities: Capabilities) -> tuple[str, bool]:
-    """Return the compute dtype, and whether stored quantised weights must be dequantised.
-
-    ``auto`` keeps a checkpoint's own dtype where the device prefers it, and never turns bfloat16 into float16.
+def open_model(config: ModelConfig) -> OpenModel:
+    """Find the model and read what it is.
 
     Raises:
-        UnsupportedFeature: the device does not compute in ``asked``.
+        ModelError: not found, of an unknown architecture, or damaged.
     """
-    if asked == "auto":
-        return capabilities.preferred_dtype, False
-    if asked not in capabilities.compute_dtypes:
-        raise UnsupportedFeature(
-            f"--dtype {asked} is not computed by this device; it takes {', '.join(capabilities.compute_dtypes)}."
-        )
-    if asked == "float16" and checkpoint.scheme == "bf16":
-        raise UnsupportedFeature(
-            "--dtype float16 would overflow a bfloat16 checkpoint's range. Use --dtype auto, bfloat16 or float32."
-        )
-    return asked, True
+    path = resolve_model(config.model, config.revision, allow_pickle=config.allow_pickle)
+    checkpoint = open_checkpoint(path, allow_pickle=config.allow_pickle)
+    return OpenModel(checkpoint, decoder_spec(checkpoint.config, checkpoint.names()))
 
 
-def _build_on(
+def build_engine_on(
     device: Device,
-    backend_name: str,
-    why: tuple[str, ...],
-    checkpoint: Checkpoint,
-    spec: DecoderSpec,
+    model: OpenModel,
     config: EngineConfig,
-    progress: Progress | None,
+    *,
+    backend_name: str,
+    why: tuple[str, ...] = (),
+    progress: Progress | None = None,
 ) -> BuiltEngine:
+    """Load the model on an open device, which the result owns; when this raises, the caller still does.
+
+    Args:
+        why: reasons for this backend, for the start-up summary.
+
+    Raises:
+        CorruptWeights: a weight is missing or has another shape.
+        UnsupportedFeature: the device does not declare something that the model or a setting needs.
+        OutOfMemory: the model or one context does not fit.
+    """
+    checkpoint, spec = model
     dtype, dequantise = choose_dtype(config.model.dtype, checkpoint, device.capabilities)
     ops = compile_ops(device, strict=config.backend.strict_ops)
     weights = load_decoder_weights(spec, checkpoint, device, dtype, dequantise, progress)
     groups = cache_groups(spec)
     kv_dtype = dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
-    specs = [_kv_spec(spec, group, config.cache.block_size, kv_dtype) for group in groups]
-    for kv in specs:
+    specs = [group.kv_spec(config.cache.block_size, kv_dtype) for group in groups]
+    for kv, group in zip(specs, groups, strict=True):
         check_kv(device.capabilities, kv)
-    for layer in spec.layers:
-        check_attention(device.capabilities, attention_params(layer.attention))
+        for attention in (spec.layers[layer].attention for layer in group.layers):
+            device.check_attention(kv, attention.num_heads, attention_params(attention))
     plan = _plan(device, specs, groups, spec, config)
     depth = config.backend.pipeline_depth
     depth = device.capabilities.pipeline_depth if depth is None else depth
@@ -144,7 +145,7 @@ def _build_on(
         architecture=spec.architecture,
         vocab_size=spec.vocab_size,
         max_model_len=plan.max_model_len,
-        max_request_tokens=min(plan.max_model_len, blocks.max_sequence_tokens),
+        max_request_tokens=blocks.max_sequence_tokens,
         max_num_seqs=scheduling.max_num_seqs,
         block_size=config.cache.block_size,
         num_blocks=tuple(group.num_blocks for group in plan.groups),
@@ -156,6 +157,27 @@ def _build_on(
     return BuiltEngine(engine=engine, info=info, device=device)
 
 
+def choose_dtype(asked: str, checkpoint: Checkpoint, capabilities: Capabilities) -> tuple[str, bool]:
+    """Return the compute dtype, and whether stored quantised weights must be dequantised.
+
+    ``auto`` keeps a checkpoint's own dtype where the device prefers it, and never turns bfloat16 into float16.
+
+    Raises:
+        UnsupportedFeature: the device does not compute in ``asked``.
+    """
+    if asked == "auto":
+        return capabilities.preferred_dtype, False
+    if asked not in capabilities.compute_dtypes:
+        raise UnsupportedFeature(
+            f"--dtype {asked} is not computed by this device; it takes {', '.join(capabilities.compute_dtypes)}."
+        )
+    if asked == "float16" and checkpoint.scheme == "bf16":
+        raise UnsupportedFeature(
+            "--dtype float16 would overflow a bfloat16 checkpoint's range. Use --dtype auto, bfloat16 or float32."
+        )
+    return asked, True
+
+
 def _options(pairs: tuple[str, ...]) -> dict[str, str]:
     options = {}
     for pair in pairs:
@@ -164,18 +186,6 @@ def _options(pairs: tuple[str, ...]) -> dict[str, str]:
             raise ConfigurationError(f"--backend-option is {pair!r}; write key=value.")
         options[key] = value
     return options
-
-
-def _kv_spec(spec: DecoderSpec, group: CacheGroup, block_size: int, dtype: str) -> KVSpec:
-    return KVSpec(
-        num_layers=len(group.layers),
-        num_kv_heads=group.num_kv_heads,
-        head_size=group.head_size,
-        value_head_size=group.head_size,
-        block_size=block_size,
-        dtype=dtype,
-        kind="full" if group.sliding_window is None else "sliding",
-    )
 
 
 def _plan(

@@ -24,7 +24,6 @@ class CachePlan:
 
     groups: tuple[GroupLayout, ...]
     max_model_len: int
-    total_bytes: int
     explanation: str
 
 
@@ -66,9 +65,10 @@ def plan_cache(
     )
     if short or fits < 1 or (fits < max_model_len and max_model_len_is_explicit):
         largest = 0 if short else fits
+        way_out = "raise --num-kv-blocks" if cache.num_kv_blocks and not short else "free memory"
         raise OutOfMemory(
             f"The KV cache cannot hold one context of {max_model_len} tokens: {arithmetic}. The largest "
-            f"max_model_len that fits is {largest}. Lower --max-model-len, or free memory."
+            f"max_model_len that fits is {largest}. Lower --max-model-len, or {way_out}."
         )
     groups = tuple(
         GroupLayout(
@@ -86,7 +86,7 @@ def plan_cache(
         for group in groups
     )
     explanation = f"{parts} of {size} tokens, {total / GIB:.2f} GiB; allowed: {arithmetic}"
-    return CachePlan(groups=groups, max_model_len=context, total_bytes=total, explanation=explanation)
+    return CachePlan(groups=groups, max_model_len=context, explanation=explanation)
 
 
 def _window_blocks(window: int, num_seqs: int, size: int, scheduler: SchedulerConfig) -> int:

@@ -6,6 +6,13 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any, NamedTuple
 
+from pageport.engine.limits import (
+    MAX_BAD_WORDS,
+    MAX_LOGPROBS,
+    MAX_STOP_CHARACTERS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
 from pageport.engine.messages import EngineInfo, EngineRequest
 from pageport.errors import InvalidParameter, RequestTooLong
 from pageport.sampling.beam import BeamSearchParams
@@ -15,12 +22,7 @@ from pageport.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
-# Bounds of lists whose work grows with them: OpenAI takes 4 stop strings; these are far above what people send.
-MAX_STOP_STRINGS = 64
-MAX_STOP_CHARACTERS = 1024
-MAX_STOP_TOKEN_IDS = 1024
-MAX_BAD_WORDS = 1024
-MAX_LOGPROBS = 20
+PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 
 
 class _Prompt(NamedTuple):
@@ -142,6 +144,13 @@ class InputProcessor:
             salt = prompt.get("cache_salt")
             if salt is not None and not isinstance(salt, str):
                 raise InvalidParameter(f"cache_salt is {salt!r:.60}; it must be a string.", "cache_salt")
+            for key in prompt:
+                if key not in PROMPT_KEYS:
+                    raise InvalidParameter(
+                        f"A prompt has the key {key!r:.60}, which is not supported; it may have "
+                        f"{', '.join(PROMPT_KEYS)}. Leave it out.",
+                        str(key),
+                    )
             if ("prompt" in prompt) == ("prompt_token_ids" in prompt):
                 raise InvalidParameter(
                     f"A prompt has the keys {sorted(prompt)}. Give either prompt or prompt_token_ids.", "prompt"
@@ -201,16 +210,18 @@ class InputProcessor:
         context, room = self._info.max_model_len, self._room()
         wanted = params.max_tokens if params.max_tokens is not None else max(params.min_tokens, 1)
         asks = f"max_tokens asks for {wanted}" if params.max_tokens is not None else f"at least {wanted} is generated"
+        blocks = f"{max(self._info.num_blocks, default=0)} blocks of {self._info.block_size}"
         if num_prompt_tokens + wanted > context:
+            is_cut = self._info.max_request_tokens == context
             raise RequestTooLong(
-                f"This model's context is {context} tokens; the prompt has {num_prompt_tokens} and {asks}, "
-                f"{num_prompt_tokens + wanted} together. {_way_out(context - num_prompt_tokens)}",
+                f"This model's context is {context} tokens{f', what the KV cache holds ({blocks})' if is_cut else ''}; "
+                f"the prompt has {num_prompt_tokens} and {asks}, {num_prompt_tokens + wanted} together. "
+                f"{_way_out(context - num_prompt_tokens)}",
                 "max_tokens" if num_prompt_tokens < context else "prompt",
             )
         if num_prompt_tokens + wanted > room:
-            blocks = max(self._info.num_blocks, default=0)
             raise RequestTooLong(
-                f"The KV cache holds {room} tokens of one request ({blocks} blocks of {self._info.block_size}); the "
+                f"The KV cache holds {room} tokens of one request ({blocks}); the "
                 f"prompt has {num_prompt_tokens} and {asks}, {num_prompt_tokens + wanted} together. "
                 f"{_way_out(room - num_prompt_tokens)}",
                 "max_tokens" if num_prompt_tokens < room else "prompt",

@@ -9,7 +9,7 @@ from typing import Any, cast
 from pageport.config import EngineConfig
 from pageport.engine.environment import prepare_environment
 from pageport.engine.input_processor import InputProcessor
-from pageport.engine.messages import EngineInfo, EngineStats
+from pageport.engine.messages import EngineInfo, EngineRequest, EngineStats
 from pageport.engine.output_processor import OutputProcessor
 from pageport.engine.outputs import ChoiceDelta, RequestOutput
 from pageport.engine.progress import progress_bar
@@ -117,7 +117,9 @@ class LLM:
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[ChoiceDelta]:
         """Complete one prompt and yield what is new after every step; leaving the loop aborts it."""
-        request_id = self._add(prompt, sampling_params or self.get_default_sampling_params(), priority=0)
+        request_id = str(next(self._ids))
+        params = sampling_params or self.get_default_sampling_params()
+        self._add(self._inputs.process(prompt, params, request_id=request_id), prompt)
         try:
             while not self._outputs.is_finished(request_id):
                 yield from self._step()
@@ -163,8 +165,7 @@ class LLM:
         ids = [request.request_id for request in requests]
         try:
             for request, prompt in zip(requests, prompts, strict=True):
-                self._outputs.add(request, _text(prompt))
-                self._engine.add(request)
+                self._add(request, prompt)
             with progress_bar("Generating", is_wanted=use_tqdm) as report:
                 while (finished := sum(self._outputs.is_finished(i) for i in ids)) < len(ids):
                     report(finished, len(ids))
@@ -175,11 +176,9 @@ class LLM:
                 self._engine.abort(request_id)
                 self._outputs.forget(request_id)
 
-    def _add(self, prompt: Prompt, params: SamplingParams | BeamSearchParams, *, priority: int) -> str:
-        request = self._inputs.process(prompt, params, request_id=str(next(self._ids)), priority=priority)
+    def _add(self, request: EngineRequest, prompt: Prompt) -> None:
         self._outputs.add(request, _text(prompt))
         self._engine.add(request)
-        return request.request_id
 
     def _step(self) -> list[ChoiceDelta]:
         deltas = self._outputs.process(self._engine.step().outputs)

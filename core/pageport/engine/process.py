@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from pageport.engine.channel import Abort, Add, Channel, Close, Failed, Loading, Ready, Refused, Start
 from pageport.engine.environment import prepare_environment
+from pageport.engine.log import open_log
 from pageport.errors import PageportError
 
 logger = logging.getLogger("pageport.engine")
@@ -43,7 +44,7 @@ class _CommandReader(threading.Thread):
 def main(fd: int) -> int:
     """Serve one API process until it closes or disappears; return the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the API process decides.
-    logging.basicConfig(level=os.environ.get("PAGEPORT_LOG_LEVEL", "INFO"), format="%(levelname)s %(message)s")
+    open_log()
     channel = Channel.from_fd(fd)
     reader = _CommandReader(channel)
     reader.start()

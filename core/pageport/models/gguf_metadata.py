@@ -1,7 +1,7 @@
 """Read a GGUF file from its start, without torch, numpy or the ``gguf`` package.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The ``gguf`` package makes a numpy array of each token
-of the vocabulary, which takes seconds. Here an array stays in the file until asked for, and then takes milliseconds.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The ``gguf`` package makes a numpy array of every
+token, which takes seconds for a vocabulary. Here an array stays in the file until asked for, then takes milliseconds.
 """
 
 import mmap
@@ -50,6 +50,8 @@ class GgufArray:
 
     def index(self, text: str) -> int | None:
         """Return the index of the first string that is ``text``, or None; decodes none of them."""
+        if self.type != _STRING:
+            return None
         encoded = text.encode()
         content, wanted = self._content(), _LENGTH.pack(len(encoded)) + encoded
         found = content.find(wanted)

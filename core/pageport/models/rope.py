@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pageport.errors import UnsupportedModel
+from pageport.models.rope_types import check_rope_type
 from pageport.models.spec import RopeSpec
 
 
@@ -26,6 +26,7 @@ def rope_table(rope: RopeSpec, num_positions: int) -> Float[Tensor, "positions r
         UnsupportedModel: the scaling's ``rope_type`` is unknown; the message names it.
     """
     kind = rope.scaling["rope_type"]
+    check_rope_type(kind)
     scalings: dict[object, Callable[[RopeSpec, int], tuple[Tensor, float]]] = {
         "default": _default,
         "linear": _linear,
@@ -34,11 +35,6 @@ def rope_table(rope: RopeSpec, num_positions: int) -> Float[Tensor, "positions r
         "yarn": _yarn,
         "longrope": _longrope,
     }
-    if kind not in scalings:
-        raise UnsupportedModel(
-            f"The model scales its rotary embedding by {kind!r}, which is unknown here. "
-            f"Known: {', '.join(map(str, scalings))}."
-        )
     inverse_frequencies, attention_factor = scalings[kind](rope, num_positions)
     angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * inverse_frequencies
     return torch.cat((angles.cos() * attention_factor, angles.sin() * attention_factor), dim=1)

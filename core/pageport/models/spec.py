@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pageport.backend.kv import KVSpec
+
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 
 
@@ -157,6 +159,18 @@ class CacheGroup:
     num_kv_heads: int
     head_size: int
     sliding_window: int | None
+
+    def kv_spec(self, block_size: int, dtype: str) -> KVSpec:
+        """Describe the pool to a device; ``block_size`` in tokens."""
+        return KVSpec(
+            num_layers=len(self.layers),
+            num_kv_heads=self.num_kv_heads,
+            head_size=self.head_size,
+            value_head_size=self.head_size,
+            block_size=block_size,
+            dtype=dtype,
+            kind="full" if self.sliding_window is None else "sliding",
+        )
 
 
 def cache_groups(spec: DecoderSpec) -> tuple[CacheGroup, ...]:

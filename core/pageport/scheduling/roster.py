@@ -233,6 +233,8 @@ class Roster:
         assert all(s.status is Status.FINISHED and s.steps_in_flight for s in self.leaving)
         assert all(s.num_computed < s.num_tokens <= s.token_limit for s in [*self.running, *beams])
         assert all(s.row is None and not s.steps_in_flight for s in [*self.waiting, *self.swapped])
+        assert not any(s.num_computed for s in self.waiting), "a waiting sequence counts tokens it has no blocks for"
         holders = [*self.running, *beams, *self.leaving, *(s for s in spares if s.row is not None)]
         self.rows.check([s.row for s in holders if s.row is not None])
-        assert all(request_id in self.requests for request_id in self.rows.claimants()), "a claim outlives its request"
+        computing = {*self.unforked, *(r for r, group in self.beam_groups.items() if not group.has_forked)}
+        assert computing.issuperset(self.rows.claimants()), "rows are claimed for siblings that do not come"

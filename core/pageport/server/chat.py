@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from pageport.engine.outputs import ChoiceDelta
-from pageport.errors import InvalidParameter
+from pageport.errors import InvalidParameter, RequestError
 from pageport.server.chat_prompt import message_text, render_prompt
 from pageport.server.errors import quote
 from pageport.server.generation import Generation
@@ -53,20 +53,24 @@ class Chat:
         _check(body)
         # Without a limit, the answer may fill the context.
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        self._generation = Generation(
-            service,
-            "chatcmpl",
-            body,
-            [render_prompt(service, body)],
-            sampling_params(
+        try:
+            self._generation = Generation(
+                service,
+                "chatcmpl",
                 body,
-                max_tokens=max_tokens,
-                logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-                prompt_logprobs=body.prompt_logprobs,
-            ),
-            # Templates write the tokens that begin a text themselves.
-            add_special_tokens=bool(body.add_special_tokens),
-        )
+                [render_prompt(service, body)],
+                sampling_params(
+                    body,
+                    max_tokens=max_tokens,
+                    logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+                    prompt_logprobs=body.prompt_logprobs,
+                ),
+                # Templates write the tokens that begin a text themselves.
+                add_special_tokens=bool(body.add_special_tokens),
+            )
+        except RequestError as error:
+            error.parameter = _field_name(body, error.parameter)
+            raise
         self._tokenizer = service.engine.tokenizer
 
     async def events(self) -> AsyncGenerator[str, None]:
@@ -207,6 +211,15 @@ def _check(body: ChatRequest) -> None:
     modalities = (body.model_extra or {}).get("modalities")
     if modalities and modalities != ["text"]:
         raise not_supported("modalities", quote(modalities))
+
+
+def _field_name(body: ChatRequest, parameter: str | None) -> str | None:
+    """Name the field of this endpoint that a refused parameter comes from."""
+    if parameter == "prompt":
+        return "messages"
+    if parameter == "max_tokens" and body.max_completion_tokens is not None:
+        return "max_completion_tokens"
+    return parameter
 
 
 def _echoed_text(body: ChatRequest) -> str:

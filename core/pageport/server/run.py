@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pageport.config import EngineConfig
 from pageport.engine.async_engine import AsyncEngine
+from pageport.engine.log import open_log
 from pageport.engine.progress import progress_bar
 from pageport.errors import ConfigurationError, EngineDead
 from pageport.server.config import ServerConfig
@@ -36,7 +36,7 @@ def run_server(engine_config: EngineConfig, server_config: ServerConfig) -> None
     Raises:
         PageportError: it could not start, or the engine ended; one sentence says why.
     """
-    logging.basicConfig(level=os.environ.get("PAGEPORT_LOG_LEVEL", "INFO"), format="%(levelname)s %(message)s")
+    open_log()
     # A port that is taken should not cost the loading of a model.
     with _bind(server_config) as listener:
         asyncio.run(_run(engine_config, server_config, listener))

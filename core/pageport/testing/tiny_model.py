@@ -9,6 +9,8 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
+from pageport.text.token_bytes import byte_alphabet
+
 BOS, EOS, PAD = 256, 257, 258
 VOCAB_SIZE = 259
 
@@ -65,29 +67,30 @@ def write_tiny_llama(folder: Path, *, seed: int = 0, **overrides: Any) -> Path:
     return _write(folder, config, shapes, seed)
 
 
-def write_tiny_gpt2(folder: Path, *, seed: int = 0) -> Path:
-    """Write a two-layer GPT-2 of random float32 weights. Returns ``folder``."""
-    hidden, inner, positions = 32, 128, 256
-    config = {
+def write_tiny_gpt2(folder: Path, *, seed: int = 0, **overrides: Any) -> Path:
+    """Write a two-layer GPT-2 of random float32 weights; ``overrides`` change its config. Returns ``folder``."""
+    config: dict[str, Any] = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
         "vocab_size": VOCAB_SIZE,
-        "n_embd": hidden,
+        "n_embd": 32,
         "n_layer": 2,
         "n_head": 4,
-        "n_inner": inner,
-        "n_positions": positions,
+        "n_inner": 128,
+        "n_positions": 256,
         "activation_function": "gelu_new",
         "layer_norm_epsilon": 1e-5,
         "bos_token_id": BOS,
         "eos_token_id": EOS,
         "torch_dtype": "float32",
+        **overrides,
     }
+    hidden, inner = config["n_embd"], config["n_inner"]
     shapes: dict[str, tuple[int, ...]] = {
         "transformer.wte.weight": (VOCAB_SIZE, hidden),
-        "transformer.wpe.weight": (positions, hidden),
+        "transformer.wpe.weight": (config["n_positions"], hidden),
     }
-    for layer in range(2):
+    for layer in range(config["n_layer"]):
         prefix = f"transformer.h.{layer}."
         for name, rows, columns in (
             ("attn.c_attn", hidden, 3 * hidden),
@@ -104,25 +107,11 @@ def write_tiny_gpt2(folder: Path, *, seed: int = 0) -> Path:
 
 def byte_tokenizer() -> Tokenizer:
     """Return a tokenizer with one token a byte, plus <bos>, <eos> and <pad>."""
-    alphabet = _byte_alphabet()
-    tokenizer = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
+    tokenizer = Tokenizer(models.BPE(vocab={symbol: byte for byte, symbol in byte_alphabet().items()}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in ("<bos>", "<eos>", "<pad>")])
     return tokenizer
-
-
-def _byte_alphabet() -> list[str]:
-    """Return GPT-2's printable stand-in for each byte value, in byte order."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    stand_ins, extra = {}, 0
-    for byte in range(256):
-        if byte in printable:
-            stand_ins[byte] = chr(byte)
-        else:
-            stand_ins[byte] = chr(256 + extra)
-            extra += 1
-    return [stand_ins[byte] for byte in range(256)]
 
 
 def _write(folder: Path, config: dict[str, Any], shapes: dict[str, tuple[int, ...]], seed: int) -> Path:

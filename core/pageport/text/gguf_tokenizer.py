@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterable, Mapping
-from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +10,13 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from pageport.errors import CorruptWeights, UnsupportedModel
 from pageport.models.gguf_metadata import read_gguf_metadata
+from pageport.models.gguf_tokens import CONTROL, END_KEYS, TURN_ENDS, USER_DEFINED
 from pageport.text.pre_tokenizers import Splitting, known_tags, splitting
 from pageport.text.token_bytes import WORD_START
 from pageport.text.tokenizer import ChatTemplateSource, Tokenizer
-from pageport.text.tokenizer_files import add_bos_and_eos
+from pageport.text.tokenizer_files import add_bos_and_eos, split_merges
 
 logger = logging.getLogger(__name__)
-
-# Tokens that end a turn of a chat, whatever id the file names as the end of a text.
-_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
-
-
-class TokenType(IntEnum):
-    """``tokenizer.ggml.token_type``."""
-
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
 
 
 def load_gguf_tokenizer(path: Path) -> Tokenizer:
@@ -155,8 +141,7 @@ def _vocabulary(tokens: Iterable[str]) -> dict[str, int]:
 
 
 def _listed_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
-    merges: list[str] = metadata.get("tokenizer.ggml.merges", [])
-    return [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    return split_merges(metadata.get("tokenizer.ggml.merges", ()))
 
 
 def _merges(vocab: Mapping[str, int], scores: Mapping[str, float]) -> list[tuple[str, str]]:
@@ -180,14 +165,14 @@ def _add_special_tokens(backend: tokenizers.Tokenizer, metadata: Mapping[str, An
     """Have control tokens matched whole and skipped in text, user-defined ones matched whole."""
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     types = metadata.get("tokenizer.ggml.token_type", [])
-    by_type: dict[int, list[str]] = {TokenType.CONTROL: [], TokenType.USER_DEFINED: []}
+    by_type: dict[int, list[str]] = {CONTROL: [], USER_DEFINED: []}
     for token, token_type in zip(tokens, types, strict=False):
         if token_type in by_type and token:
             by_type[token_type].append(token)
     known = backend.get_vocab(with_added_tokens=False)
     # A run of spaces of Gemma's is in the vocabulary under its marked spelling.
-    user_defined = [token if token in known else token.replace(" ", WORD_START) for token in by_type[4]]
-    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in by_type[3]])
+    user_defined = [token if token in known else token.replace(" ", WORD_START) for token in by_type[USER_DEFINED]]
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in by_type[CONTROL]])
     backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in user_defined])
 
 
@@ -199,11 +184,10 @@ def _special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _eos_token_ids(metadata: Mapping[str, Any]) -> set[int]:
-    named = (metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom"))
-    ids: set[int] = {token_id for token_id in named if token_id is not None}
+    ids: set[int] = {metadata[key] for key in END_KEYS if metadata.get(key) is not None}
     types = metadata.get("tokenizer.ggml.token_type", [])
     for token_id, (token, token_type) in enumerate(zip(metadata["tokenizer.ggml.tokens"], types, strict=False)):
-        if token in _TURN_ENDS and token_type in (TokenType.CONTROL, TokenType.USER_DEFINED):
+        if token in TURN_ENDS and token_type in (CONTROL, USER_DEFINED):
             ids.add(token_id)
     return ids
 

@@ -124,22 +124,6 @@ class Tokenizer:
     def eos_token_id(self) -> int | None:
         return self._special_id("eos_token")
 
-    @property
-    def pad_token(self) -> str | None:
-        return self.special_tokens.get("pad_token")
-
-    @property
-    def pad_token_id(self) -> int | None:
-        return self._special_id("pad_token")
-
-    @property
-    def unk_token(self) -> str | None:
-        return self.special_tokens.get("unk_token")
-
-    @property
-    def unk_token_id(self) -> int | None:
-        return self._special_id("unk_token")
-
     def _special_id(self, name: str) -> int | None:
         token = self.special_tokens.get(name)
         return None if token is None else self.backend.token_to_id(token)

@@ -1,7 +1,6 @@
 """Load a tokenizer from the files that Hugging Face repositories hold."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from pageport.errors import CorruptWeights, ModelNotFound, UnsupportedModel
+from pageport.models.json_file import read_json_object
 from pageport.text.pre_tokenizers import QWEN2_SPLIT
 from pageport.text.tokenizer import ChatTemplateSource, Tokenizer, load_tokenizer
 
@@ -68,15 +68,7 @@ def _read_text(file: Path) -> str:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    if not file.exists():
-        return {}
-    try:
-        value = json.loads(_read_text(file))
-    except json.JSONDecodeError as error:
-        raise CorruptWeights(f"{file} is not JSON ({error}). Fetch it again.") from error
-    if not isinstance(value, dict):
-        raise CorruptWeights(f"{file} holds a {type(value).__name__}, not an object. Fetch it again.")
-    return value
+    return read_json_object(file) if file.exists() else {}
 
 
 def _parse(file: Path) -> tokenizers.Tokenizer:
@@ -97,7 +89,8 @@ def _from_vocabulary(folder: Path, settings: Mapping[str, Any]) -> tokenizers.To
         raise ModelNotFound(f"{folder} has no tokenizer.json, nor vocab.json with merges.txt. Fetch the tokenizer too.")
     if kind not in (*_BYTE_LEVEL_CLASSES, *_QWEN2_CLASSES):
         raise UnsupportedModel(f"{folder} has vocab.json and merges.txt of a {kind}, but no tokenizer.json. {_CONVERT}")
-    merges = _merges(_read_text(merges_file))
+    lines = _read_text(merges_file).splitlines()
+    merges = split_merges(line for line in lines if line.strip() and not line.startswith("#version"))
     try:
         backend = tokenizers.Tokenizer(models.BPE(vocab=_read_json(vocab_file), merges=merges))
     except Exception as error:  # the library raises bare Exception
@@ -115,8 +108,8 @@ def _from_vocabulary(folder: Path, settings: Mapping[str, Any]) -> tokenizers.To
     return backend
 
 
-def _merges(text: str) -> list[tuple[str, str]]:
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#version")]
+def split_merges(lines: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the two parts of each merge, which files write with a space between them."""
     return [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
 
 

@@ -32,16 +32,18 @@ def attention(
     params: AttentionParams,
     batch: AttentionBatch,
     out: Float[Tensor, "tokens heads value_head_size"],
+    rows: range,
 ) -> None:
-    """Attend over the paged cache in float32; the output of padding rows is zero.
+    """Attend over the paged cache in float32 for the requests ``rows``; the output of padding among them is zero.
 
     ALiBi adds ``slope * (key position - query position)`` (arXiv:2108.12409). A sink is one more score a head, whose
     value is zero (arXiv:2309.17453).
     """
     steps = batch.plan if isinstance(batch.plan, AttentionPlan) else plan(pool.spec, batch)
-    if steps.padding is not None:
-        out.index_fill_(0, steps.padding, 0)
-    for group in steps.groups_for(params.sliding_window, params.causal):
+    share = steps.share(rows, params.sliding_window, params.causal)
+    if share.padding is not None:
+        out.index_fill_(0, share.padding, 0)
+    for group in share.groups:
         partials: list[Partial | None] = [None] * len(group.chunks)
         for tile in group.tiles:
             keys = steps.gather("key", pool.key[layer], tile)

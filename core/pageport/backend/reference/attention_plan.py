@@ -72,22 +72,30 @@ class Group:
     tiles: list[Tile]
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one call of attention computes: some of the step's requests, under one mask."""
+
+    groups: list[Group]
+    padding: Tensor | None  # int64: tokens of padding rows, whose output is zeroed
+
+
 @dataclass(slots=True)
 class AttentionPlan:
-    """The groups of one step, for each combination of window and causality that its layers ask for: usually one."""
+    """One step's shares, each made when a layer first asks for it: usually one for decodes and one for prefills."""
 
     spec: KVSpec
     batch: AttentionBatch
-    padding: Tensor | None  # int64: tokens of padding rows, whose output is zeroed
-    groups: dict[tuple[int | None, bool], list[Group]] = field(default_factory=dict)
+    shares: dict[tuple[int, int, int | None, bool], Share] = field(default_factory=dict)
     scratch: dict[str, Tensor] = field(default_factory=dict)  # gathered keys and values, reused by all layers
 
-    def groups_for(self, window: int | None, causal: bool) -> list[Group]:
-        """Return the groups for layers with this window."""
-        key = (window, causal)
-        if key not in self.groups:
-            self.groups[key] = list(_groups(self.spec, self.batch, window, causal))
-        return self.groups[key]
+    def share(self, rows: range, window: int | None, causal: bool) -> Share:
+        """Return what layers with this window compute for the requests ``rows``."""
+        key = (rows.start, rows.stop, window, causal)
+        if key not in self.shares:
+            groups = list(_groups(self.spec, self.batch, rows, window, causal))
+            self.shares[key] = Share(groups, _padding(self.batch, rows))
+        return self.shares[key]
 
     def gather(self, name: str, stored: Tensor, tile: Tile) -> Tensor:
         """Copy a tile's blocks of one layer of ``stored`` to float32 [requests * kv_heads, keys, size]."""
@@ -102,19 +110,24 @@ class AttentionPlan:
 
 def plan(spec: KVSpec, batch: AttentionBatch) -> AttentionPlan:
     """Plan one step of one cache group."""
-    # Tokens behind the last request are padding too.
-    is_padding = np.ones(batch.num_tokens, dtype=bool)
+    return AttentionPlan(spec, batch)
+
+
+def _padding(batch: AttentionBatch, rows: range) -> Tensor | None:
     starts = batch.host.query_start_loc
-    is_padding[: starts[-1]] = np.repeat(batch.host.seq_lens == 0, np.diff(starts))
-    padding = _to_device(np.flatnonzero(is_padding), batch) if is_padding.any() else None
-    return AttentionPlan(spec, batch, padding)
+    # Tokens behind the last request are padding too.
+    end = batch.num_tokens if rows.stop == batch.num_requests else int(starts[rows.stop])
+    is_padding = np.ones(end - starts[rows.start], dtype=bool)
+    of_requests = np.repeat(batch.host.seq_lens[rows.start : rows.stop] == 0, np.diff(starts)[rows.start : rows.stop])
+    is_padding[: len(of_requests)] = of_requests
+    return _to_device(np.flatnonzero(is_padding) + starts[rows.start], batch) if is_padding.any() else None
 
 
-def _groups(spec: KVSpec, batch: AttentionBatch, window: int | None, causal: bool) -> Iterator[Group]:
-    counts = np.diff(batch.host.query_start_loc)
-    is_real = batch.host.seq_lens > 0
-    yield from _single_query_groups(spec, batch, np.flatnonzero(is_real & (counts == 1)), window)
-    for request in np.flatnonzero(is_real & (counts > 1)):
+def _groups(spec: KVSpec, batch: AttentionBatch, rows: range, window: int | None, causal: bool) -> Iterator[Group]:
+    counts = np.diff(batch.host.query_start_loc)[rows.start : rows.stop]
+    is_real = batch.host.seq_lens[rows.start : rows.stop] > 0
+    yield from _single_query_groups(spec, batch, rows.start + np.flatnonzero(is_real & (counts == 1)), window)
+    for request in rows.start + np.flatnonzero(is_real & (counts > 1)):
         yield _many_query_group(spec, batch, int(request), window, causal)
 
 

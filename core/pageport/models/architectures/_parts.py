@@ -29,6 +29,16 @@ class Heads:
     num_kv_heads: int
     head_size: int
 
+    @property
+    def query_size(self) -> int:
+        """Features of all queries."""
+        return self.num_heads * self.head_size
+
+    @property
+    def kv_size(self) -> int:
+        """Features of all keys, and of all values."""
+        return self.num_kv_heads * self.head_size
+
 
 def heads(config: Config, default_head_size: int | None = None) -> Heads:
     """Read the head counts; heads are ``hidden_size / num_heads`` wide unless the config or the default says else.
@@ -85,20 +95,18 @@ def attention(
 ) -> AttentionSpec:
     """Describe attention whose projections are stored as q_proj, k_proj, v_proj and o_proj."""
     hidden_size = integer(config, "hidden_size")
-    query_size = split.num_heads * split.head_size
-    kv_size = split.num_kv_heads * split.head_size
     return AttentionSpec(
         num_heads=split.num_heads,
         num_kv_heads=split.num_kv_heads,
         head_size=split.head_size,
         qkv=projection(
             hidden_size,
-            (f"{module}.q_proj", query_size),
-            (f"{module}.k_proj", kv_size),
-            (f"{module}.v_proj", kv_size),
+            (f"{module}.q_proj", split.query_size),
+            (f"{module}.k_proj", split.kv_size),
+            (f"{module}.v_proj", split.kv_size),
             bias=qkv_bias,
         ),
-        output=projection(query_size, (f"{module}.o_proj", hidden_size), bias=output_bias),
+        output=projection(split.query_size, (f"{module}.o_proj", hidden_size), bias=output_bias),
         scale=split.head_size**-0.5 if scale is None else scale,
         rope=rope,
         sliding_window=sliding_window,

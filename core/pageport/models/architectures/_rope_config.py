@@ -9,16 +9,15 @@ from typing import Any
 
 from pageport.errors import UnsupportedModel
 from pageport.models.architectures._config import Config, integer, number
+from pageport.models.rope_types import check_rope_type
 from pageport.models.spec import RopeSpec
 
 # Numbers each type cannot do without; ``original_max_position_embeddings`` is filled in below.
 _REQUIRED: Mapping[str, tuple[str, ...]] = {
-    "default": (),
     "linear": ("factor",),
     "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor",),
-    "longrope": (),
 }
 _OPTIONAL = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 
@@ -89,10 +88,7 @@ def _parameters(config: Config, layer_type: str | None) -> Mapping[str, Any]:
 def _checked_scaling(
     config: Config, kind: str, parameters: Mapping[str, Any], max_positions: int, rotary_size: int
 ) -> Mapping[str, object]:
-    if kind not in _REQUIRED:
-        raise UnsupportedModel(
-            f"The model scales its rotary embedding by {kind!r}, which is unknown here. Known: {', '.join(_REQUIRED)}."
-        )
+    check_rope_type(kind)
     scaling: dict[str, object] = {"rope_type": kind}
     if kind in ("llama3", "yarn", "longrope"):
         # The config's own field wins over the one inside rope_scaling, as in transformers (Phi-3 has only the former).
@@ -100,7 +96,7 @@ def _checked_scaling(
         scaling[key] = number(config, key, number(parameters, key, float(max_positions)))
     if kind == "yarn" and parameters.get("factor") is None:
         parameters = {**parameters, "factor": max_positions / number(scaling, "original_max_position_embeddings")}
-    for key in _REQUIRED[kind]:
+    for key in _REQUIRED.get(kind, ()):
         scaling[key] = number(parameters, key)
     if kind in ("yarn", "longrope"):
         optional = _OPTIONAL if kind == "yarn" else ("attention_factor", "factor")

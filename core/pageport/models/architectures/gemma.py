@@ -1,5 +1,7 @@
 """Gemma 1: LLaMA with (1 + w) norms, an embedding scaled by sqrt(hidden), gelu, and heads 256 wide."""
 
+from collections.abc import Sequence
+
 from pageport.models.architectures._config import Config, integer
 from pageport.models.architectures._parts import (
     Heads,
@@ -11,7 +13,7 @@ from pageport.models.architectures._parts import (
     rms_norm,
 )
 from pageport.models.architectures._rope_config import context_length, rope_spec
-from pageport.models.spec import DecoderSpec, LayerSpec
+from pageport.models.spec import DecoderSpec, LayerSpec, RopeSpec
 
 
 def decoder_spec(config: Config, names: frozenset[str]) -> DecoderSpec:
@@ -21,16 +23,7 @@ def decoder_spec(config: Config, names: frozenset[str]) -> DecoderSpec:
         config = {**config, "hidden_act": "gelu_pytorch_tanh"}
     rope = rope_spec(config, gemma_heads(config).head_size)
     layers = [_layer(config, index) for index in range(integer(config, "num_hidden_layers"))]
-    return llama_decoder(
-        config,
-        names,
-        layers=layers,
-        ropes=(rope,),
-        max_positions=context_length(rope),
-        tied_by_default=True,
-        unit_offset=True,
-        embedding_scale=embedding_scale(config),
-    )
+    return gemma_decoder(config, names, layers=layers, ropes=(rope,), max_positions=context_length(rope))
 
 
 def gemma_heads(config: Config) -> Heads:
@@ -38,9 +31,27 @@ def gemma_heads(config: Config) -> Heads:
     return heads(config, default_head_size=256)
 
 
-def embedding_scale(config: Config) -> float:
-    """Return what Gemma multiplies token embeddings by."""
-    return float(integer(config, "hidden_size") ** 0.5)
+def gemma_decoder(
+    config: Config,
+    names: frozenset[str],
+    *,
+    layers: Sequence[LayerSpec],
+    ropes: tuple[RopeSpec, ...],
+    max_positions: int,
+    logit_softcap: float | None = None,
+) -> DecoderSpec:
+    """Describe what is around the layers of a Gemma of any version."""
+    return llama_decoder(
+        config,
+        names,
+        layers=layers,
+        ropes=ropes,
+        max_positions=max_positions,
+        tied_by_default=True,
+        unit_offset=True,
+        embedding_scale=float(integer(config, "hidden_size") ** 0.5),
+        logit_softcap=logit_softcap,
+    )
 
 
 def _layer(config: Config, index: int) -> LayerSpec:

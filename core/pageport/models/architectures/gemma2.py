@@ -8,9 +8,9 @@ from pageport.models.architectures._config import (
     optional_integer,
     optional_number,
 )
-from pageport.models.architectures._parts import attention, gated_mlp, layer_module, llama_decoder, rms_norm
+from pageport.models.architectures._parts import attention, gated_mlp, layer_module, rms_norm
 from pageport.models.architectures._rope_config import context_length, rope_spec
-from pageport.models.architectures.gemma import embedding_scale, gemma_heads
+from pageport.models.architectures.gemma import gemma_decoder, gemma_heads
 from pageport.models.spec import DecoderSpec, LayerSpec, NormSpec
 
 
@@ -21,15 +21,12 @@ def decoder_spec(config: Config, names: frozenset[str]) -> DecoderSpec:
     layers = [
         four_norm_layer(config, index, window=window, softcap=softcap) for index, window in enumerate(_windows(config))
     ]
-    return llama_decoder(
+    return gemma_decoder(
         config,
         names,
         layers=layers,
         ropes=(rope,),
         max_positions=context_length(rope),
-        tied_by_default=True,
-        unit_offset=True,
-        embedding_scale=embedding_scale(config),
         logit_softcap=optional_number(config, "final_logit_softcapping", 30.0),
     )
 

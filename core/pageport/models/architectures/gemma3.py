@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from pageport.errors import UnsupportedModel
 from pageport.models.architectures._config import Config, integer, layer_windows, optional_integer, optional_number
-from pageport.models.architectures._parts import layer_module, llama_decoder, rms_norm
+from pageport.models.architectures._parts import layer_module, rms_norm
 from pageport.models.architectures._rope_config import rope_spec
-from pageport.models.architectures.gemma import embedding_scale, gemma_heads
+from pageport.models.architectures.gemma import gemma_decoder, gemma_heads
 from pageport.models.architectures.gemma2 import four_norm_layer
 from pageport.models.spec import DecoderSpec, LayerSpec, RopeSpec
 
@@ -17,16 +17,13 @@ def decoder_spec(config: Config, names: frozenset[str]) -> DecoderSpec:
     """Describe ``Gemma3ForCausalLM``."""
     if config.get("use_bidirectional_attention"):
         raise UnsupportedModel("The model attends in both directions, as for embeddings; it generates no text.")
-    return llama_decoder(
+    return gemma_decoder(
         config,
         names,
         layers=[_layer(config, index, window) for index, window in enumerate(_windows(config))],
         ropes=_ropes(config),
         # Already the stretched length, whatever rope_scaling says.
         max_positions=integer(config, "max_position_embeddings", 131_072),
-        tied_by_default=True,
-        unit_offset=True,
-        embedding_scale=embedding_scale(config),
         logit_softcap=optional_number(config, "final_logit_softcapping"),
     )
 

@@ -20,14 +20,12 @@ def decoder_spec(config: Config, names: frozenset[str]) -> DecoderSpec:
 
 def _attention(config: Config, module: str, split: Heads) -> AttentionSpec:
     hidden_size = integer(config, "hidden_size")
-    query_size = split.num_heads * split.head_size
-    kv_size = split.num_kv_heads * split.head_size
     return AttentionSpec(
         num_heads=split.num_heads,
         num_kv_heads=split.num_kv_heads,
         head_size=split.head_size,
-        qkv=projection(hidden_size, (f"{module}.self_attn.qkv_proj", query_size + 2 * kv_size)),
-        output=projection(query_size, (f"{module}.self_attn.o_proj", hidden_size)),
+        qkv=projection(hidden_size, (f"{module}.self_attn.qkv_proj", split.query_size + 2 * split.kv_size)),
+        output=projection(split.query_size, (f"{module}.self_attn.o_proj", hidden_size)),
         scale=split.head_size**-0.5,
         rope=0,
         sliding_window=optional_integer(config, "sliding_window"),

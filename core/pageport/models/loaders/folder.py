@@ -14,7 +14,7 @@ from torch import Tensor
 from pageport.backend.weights import StoredTensor
 from pageport.errors import CorruptWeights, ModelNotFound, UnsupportedModel
 from pageport.models.checkpoint import Checkpoint
-from pageport.models.loaders.json_file import read_json_object
+from pageport.models.json_file import read_json_object
 from pageport.models.loaders.rows import check_shape, reorder_rows
 from pageport.models.spec import BiasPart, MatrixPart
 

@@ -11,30 +11,17 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
-from pageport.backend.weights import StoredTensor
+from pageport.backend.weights import BLOCK_SCHEMES, PLAIN_SCHEMES, StoredTensor
 from pageport.errors import CorruptWeights, UnsupportedModel
 from pageport.models.checkpoint import Checkpoint
 from pageport.models.loaders.gguf_architecture import gguf_architecture
-from pageport.models.loaders.gguf_config import eos_token_ids, model_config
+from pageport.models.loaders.gguf_config import model_config
 from pageport.models.loaders.gguf_header import GgufHeader, GgufTensor, read_gguf_header
 from pageport.models.loaders.rows import check_shape, reorder_rows
 from pageport.models.spec import BiasPart, MatrixPart
 
-_PLAIN_TYPES: Mapping[GGMLQuantizationType, torch.dtype] = {
-    GGMLQuantizationType.F32: torch.float32,
-    GGMLQuantizationType.F16: torch.float16,
-    GGMLQuantizationType.BF16: torch.bfloat16,
-}
-_BLOCK_TYPES = (
-    GGMLQuantizationType.Q4_0,
-    GGMLQuantizationType.Q4_1,
-    GGMLQuantizationType.Q5_0,
-    GGMLQuantizationType.Q5_1,
-    GGMLQuantizationType.Q8_0,
-    GGMLQuantizationType.Q4_K,
-    GGMLQuantizationType.Q5_K,
-    GGMLQuantizationType.Q6_K,
-)
+# By scheme, which is the GGML type's name in lower case.
+_PLAIN_DTYPES: Mapping[str, torch.dtype] = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 # Read into the config instead of being offered as weights.
 _ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 
@@ -56,10 +43,7 @@ class GgufCheckpoint(Checkpoint):
         self._tensors = self._by_transformers_name(header)
         factors = {name: self._rope_factors(header.tensors[name]) for name in _ROPE_FACTORS if name in header.tensors}
         self.config = model_config(header, self._architecture, self.names(), factors)
-        self.generation_config = {
-            "bos_token_id": self.config["bos_token_id"],
-            "eos_token_id": eos_token_ids(header),
-        }
+        self.generation_config = {key: self.config[key] for key in ("bos_token_id", "eos_token_id")}
         self.scheme = _main_scheme(header)
 
     def names(self) -> frozenset[str]:
@@ -77,7 +61,7 @@ class GgufCheckpoint(Checkpoint):
         order = self._architecture.row_order(part.name, part.rows, self.config)
 
         def read() -> Mapping[str, Any]:
-            key = "weight" if stored.type in _PLAIN_TYPES else "blocks"
+            key = "weight" if _scheme(stored) in PLAIN_SCHEMES else "blocks"
             return {key: reorder_rows(_map(self.path, stored), order, part.row_order)}
 
         return StoredTensor(scheme=_scheme(stored), shape=(part.rows, in_features), read=read, source=source)
@@ -127,7 +111,7 @@ def _map(path: Path, tensor: GgufTensor) -> Tensor:
     # Copy-on-write, since torch knows no read-only tensors.
     mapped = np.memmap(path, np.uint8, mode="c", offset=tensor.offset, shape=(rows, tensor.num_bytes // rows))
     stored = torch.from_numpy(mapped)
-    dtype = _PLAIN_TYPES.get(tensor.type)
+    dtype = _PLAIN_DTYPES.get(_scheme(tensor))
     return stored if dtype is None else stored.view(dtype)
 
 
@@ -140,12 +124,12 @@ def _refuse_split(header: GgufHeader) -> None:
 
 
 def _refuse_other_types(header: GgufHeader) -> None:
-    supported = (*_PLAIN_TYPES, *_BLOCK_TYPES)
+    supported = (*PLAIN_SCHEMES, *BLOCK_SCHEMES)
     for tensor in header.tensors.values():
-        if tensor.type not in supported:
+        if _scheme(tensor) not in supported:
             raise UnsupportedModel(
                 f"{header.path}: {tensor.name} is quantised as {tensor.type.name}; supported are "
-                f"{', '.join(kind.name for kind in supported)}. Use a file of the model with one of these."
+                f"{', '.join(supported).upper()}. Use a file of the model with one of these."
             )
 
 

@@ -7,16 +7,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from pageport.errors import UnsupportedModel
+from pageport.models.gguf_metadata import GgufArray
+from pageport.models.gguf_tokens import CONTROL, END_KEYS, TURN_ENDS, USER_DEFINED
 from pageport.models.loaders.gguf_architecture import GgufArchitecture
 from pageport.models.loaders.gguf_header import GgufHeader
 
-_EOS_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-# What ends a turn in files whose converter stored no id for it; a model has at most one of these.
-_END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
-_CONTROL_TYPES = (3, 4)  # llama.cpp's token types "control" and "user defined"
 # Layers of the models whose attention scale follows from hidden_size instead of head_dim: Gemma 2 and 3 of 27B.
 _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 
@@ -33,8 +29,9 @@ class Metadata:
         self._prefix = architecture
 
     def get(self, key: str) -> Any:
-        """Return a value, or None."""
-        return self.header.metadata.get(f"{self._prefix}.{key}")
+        """Return a value, an array as a list, or None."""
+        value = self.header.metadata.get(f"{self._prefix}.{key}")
+        return value.values() if isinstance(value, GgufArray) else value
 
     def number(self, key: str, default: float | None = None) -> Any:
         """Return a number; of one number a layer, the one they all are.
@@ -43,12 +40,12 @@ class Metadata:
             UnsupportedModel: absent without a default, or different in different layers.
         """
         value = self.get(key)
-        if isinstance(value, np.ndarray):
-            if len(np.unique(value)) != 1:
+        if isinstance(value, list):
+            if len(set(value)) != 1:
                 raise UnsupportedModel(
                     f"{self.header.path}: {self._prefix}.{key} differs from layer to layer, which is not supported."
                 )
-            value = value[0].item()
+            value = value[0]
         if value is None:
             value = default
         if not isinstance(value, int | float):
@@ -83,7 +80,7 @@ def model_config(header: GgufHeader, architecture: GgufArchitecture, names: froz
         "vocab_size": embedding.shape[0] if embedding else metadata.number("vocab_size"),
         "tie_word_embeddings": f"{head}.weight" not in names,
         "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": eos_token_ids(header),
+        "eos_token_id": _eos_token_ids(header),
         **makers[architecture.name](metadata, factors),
     }
     first_layer = f"{architecture.layer_prefix}0."
@@ -94,18 +91,24 @@ def model_config(header: GgufHeader, architecture: GgufArchitecture, names: froz
     return config
 
 
-def eos_token_ids(header: GgufHeader) -> list[int]:
+def _eos_token_ids(header: GgufHeader) -> list[int]:
     """Return the ids that end a generation: end of text, of turn and of message, in this order, each once."""
-    ids = [header.metadata[key] for key in _EOS_KEYS if isinstance(header.metadata.get(key), int)]
-    if _EOS_KEYS[1] not in header.metadata:
+    ids = [header.metadata[key] for key in END_KEYS if isinstance(header.metadata.get(key), int)]
+    if "tokenizer.ggml.eot_token_id" not in header.metadata:
         ids += _end_of_turn_ids(header)
     return list(dict.fromkeys(ids))
 
 
 def _end_of_turn_ids(header: GgufHeader) -> list[int]:
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
     types = header.metadata.get("tokenizer.ggml.token_type")
-    found = [header.find_string("tokenizer.ggml.tokens", text) for text in _END_OF_TURN]
-    return [token for token in found if token is not None and (types is None or types[token] in _CONTROL_TYPES)]
+    if not isinstance(tokens, GgufArray):
+        return []
+    found = [token for text in TURN_ENDS if (token := tokens.index(text)) is not None]
+    if not found or not isinstance(types, GgufArray):
+        return found
+    types_by_token = types.values()
+    return [token for token in found if types_by_token[token] in (CONTROL, USER_DEFINED)]
 
 
 def _llama_like(metadata: Metadata, factors: Factors) -> Config:
@@ -173,7 +176,7 @@ def _gemma_attention(metadata: Metadata, config: Config, name: str) -> Config:
         "sliding_window": metadata.number("attention.sliding_window"),
         "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"] if is_27b else head_size,
     }
-    if isinstance(pattern, np.ndarray):
+    if isinstance(pattern, list):
         kinds = ["sliding_attention" if slides else "full_attention" for slides in pattern[:num_layers]]
         attention["layer_types"] = kinds
     elif pattern is not None:

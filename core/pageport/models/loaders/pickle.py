@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pageport.errors import CorruptWeights, UnsupportedModel
+from pageport.errors import UnsupportedModel
 from pageport.models.damage import damaged, refuse_pointer
 from pageport.models.loaders.folder import FolderCheckpoint, PlainTensor
-from pageport.models.loaders.json_file import read_json_object
+from pageport.models.loaders.shard_index import read_shard_index
 
 SINGLE_FILE = "pytorch_model.bin"
 INDEX_FILE = "pytorch_model.bin.index.json"
@@ -39,20 +39,9 @@ class PickleCheckpoint(FolderCheckpoint):
 
 
 def _files(folder: Path) -> list[Path]:
-    index = folder / INDEX_FILE
     if (folder / SINGLE_FILE).is_file():
         return [folder / SINGLE_FILE]
-    weight_map = read_json_object(index).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise CorruptWeights(f"{index} has no weight_map from tensor names to files. Fetch the file again.")
-    names = sorted({str(name) for name in weight_map.values()})
-    missing = [name for name in names if Path(name).name != name or not (folder / name).is_file()]
-    if missing:
-        raise CorruptWeights(
-            f"{folder}: {', '.join(missing)}, which {index.name} names, missing. The download was probably "
-            "interrupted; fetch the folder again."
-        )
-    return [folder / name for name in names]
+    return [folder / name for name in sorted(set(read_shard_index(folder / INDEX_FILE).values()))]
 
 
 def _load(file: Path) -> Mapping[str, Any]:

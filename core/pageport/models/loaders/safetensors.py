@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pageport.errors import CorruptWeights
 from pageport.models.loaders.folder import FolderCheckpoint, PlainTensor
-from pageport.models.loaders.json_file import read_json_object
 from pageport.models.loaders.safetensors_header import read_header
+from pageport.models.loaders.shard_index import read_shard_index
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -39,20 +39,8 @@ class SafetensorsCheckpoint(FolderCheckpoint):
 
 def _indexed(index: Path) -> dict[str, PlainTensor]:
     """Read the headers of all shards an index names; other files in the folder do not matter."""
-    weight_map = read_json_object(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-        raise CorruptWeights(f"{index} has no weight_map from tensor names to files. Fetch the file again.")
-    shards = sorted(set(weight_map.values()))
-    outside = [shard for shard in shards if Path(shard).name != shard]
-    if outside:
-        raise CorruptWeights(f"{index} names {outside[0]!r}, which is not a file of its folder. Fetch the index again.")
-    missing = [shard for shard in shards if not (index.parent / shard).is_file()]
-    if missing:
-        raise CorruptWeights(
-            f"{index.parent}: {', '.join(missing)} of {len(shards)} shards in {index.name} "
-            f"{'is' if len(missing) == 1 else 'are'} missing. The download was probably interrupted; fetch it again."
-        )
-    tensors = _merge([index.parent / shard for shard in shards])
+    weight_map = read_shard_index(index)
+    tensors = _merge([index.parent / shard for shard in sorted(set(weight_map.values()))])
     for name, shard in weight_map.items():
         if name not in tensors or tensors[name].file.name != shard:
             raise CorruptWeights(

@@ -4,7 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pageport.server.protocol.common import MAX_LOGPROBS, GenerationFields, Payload, PromptLogprobs, Usage
+from pageport.engine.limits import MAX_LOGPROBS
+from pageport.server.protocol.common import GenerationFields, Payload, PromptLogprobs, Usage
 from pageport.server.protocol.completions import FinishReason
 
 

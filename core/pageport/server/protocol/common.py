@@ -5,12 +5,19 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
-# Documented caps: each bounds work that a small body could otherwise cause.
+from pageport.engine.limits import (
+    MAX_BAD_WORDS,
+    MAX_LOGPROBS,
+    MAX_STOP_CHARACTERS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
+
+# Documented caps besides the engine's: each bounds work that a small body could otherwise cause.
 MAX_N = 128
-MAX_LOGPROBS = 20
-MAX_STOP_STRINGS = 64
-MAX_LIST = 1024
-MAX_STOP_CHARACTERS = 1024
+MAX_LOGIT_BIASES = 1024
+MAX_ALLOWED_TOKEN_IDS = 1024
+MAX_CACHE_SALT_CHARACTERS = 1024
 
 StopString = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]
 
@@ -43,12 +50,12 @@ class GenerationFields(BaseModel):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: Annotated[dict[int, float] | None, Field(max_length=MAX_LIST)] = None
-    allowed_token_ids: Annotated[list[StrictInt] | None, Field(max_length=MAX_LIST)] = None
-    bad_words: Annotated[list[StopString] | None, Field(max_length=MAX_LIST)] = None
+    logit_bias: Annotated[dict[int, float] | None, Field(max_length=MAX_LOGIT_BIASES)] = None
+    allowed_token_ids: Annotated[list[StrictInt] | None, Field(max_length=MAX_ALLOWED_TOKEN_IDS)] = None
+    bad_words: Annotated[list[StopString] | None, Field(max_length=MAX_BAD_WORDS)] = None
 
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
-    stop_token_ids: Annotated[list[StrictInt] | None, Field(max_length=MAX_LIST)] = None
+    stop_token_ids: Annotated[list[StrictInt] | None, Field(max_length=MAX_STOP_TOKEN_IDS)] = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -63,7 +70,7 @@ class GenerationFields(BaseModel):
     length_penalty: float | None = None
 
     priority: int | None = None
-    cache_salt: Annotated[str | None, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)] = None
+    cache_salt: Annotated[str | None, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARACTERS)] = None
 
     @property
     def num_choices(self) -> int:

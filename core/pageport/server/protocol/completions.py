@@ -4,7 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from pageport.server.protocol.common import MAX_LOGPROBS, GenerationFields, PromptLogprobs, Usage
+from pageport.engine.limits import MAX_LOGPROBS
+from pageport.server.protocol.common import GenerationFields, PromptLogprobs, Usage
 
 FinishReason = Literal["stop", "length", "abort", "timeout"]
 

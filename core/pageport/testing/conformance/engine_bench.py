@@ -1,0 +1,80 @@
+"""``EngineBench``: the tiny models that fit a device, their references, and engines of them on it."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from pageport.backend.capabilities import Capabilities
+from pageport.backend.device import Device
+from pageport.testing.conformance.context import Context
+from pageport.testing.conformance.engine_reference import TOLERANCES, EngineReference, Judge
+from pageport.testing.conformance.tiny_engine import Answer, TinyEngine, TinyModel
+from pageport.testing.tiny_model import BOS
+
+
+class EngineBench:
+    """Sizes follow the declared capabilities: prompts are so long that they cross block edges, whatever a block is."""
+
+    def __init__(self, capabilities: Capabilities) -> None:
+        self.capabilities = capabilities
+        self.block_size = min(capabilities.block_sizes, key=lambda size: abs(size - 16))
+        self.dtype = "float32" if "float32" in capabilities.compute_dtypes else capabilities.preferred_dtype
+        head_size = min(capabilities.head_sizes, default=8)
+        max_positions = max(256, 12 * self.block_size)
+        self.llama = TinyModel(head_size=head_size, max_positions=max_positions)
+        self.gpt2 = TinyModel(architecture="gpt2", head_size=head_size, max_positions=max_positions)
+        self.mistral = TinyModel(head_size=head_size, max_positions=max_positions, sliding_window=self.block_size)
+        self._references: dict[TinyModel, EngineReference] = {}
+
+    @property
+    def has_sliding_window(self) -> bool:
+        capabilities = self.capabilities
+        return "sliding" in capabilities.kv_kinds and "sliding_window" in capabilities.attention_variants
+
+    def kv_dtype(self, dtype: str) -> str:
+        """Return what keys and values are kept in beside this compute dtype."""
+        kv_dtypes = self.capabilities.kv_dtypes
+        return dtype if dtype in kv_dtypes else kv_dtypes[0]
+
+    def open(self, device: Device, model: TinyModel, **settings: Any) -> TinyEngine:
+        """Build an engine; ``settings`` as in ``pageport.config``."""
+        dtype = settings.get("dtype", self.dtype)
+        usual = {
+            "dtype": dtype,
+            "kv_cache_dtype": self.kv_dtype(dtype),
+            "block_size": self.block_size,
+            "num_kv_blocks": max(64, 2048 // self.block_size),
+            "max_num_batched_tokens": max(64, 4 * self.block_size),
+        }
+        return TinyEngine(device, model, **{**usual, **settings})
+
+    def reference(self, model: TinyModel) -> EngineReference:
+        """Return the model on the reference device, built once."""
+        if model not in self._references:
+            self._references[model] = EngineReference(model)
+        return self._references[model]
+
+    def compare(
+        self, context: Context, model: TinyModel, answers: Iterable[Answer], hint: str, *dtypes: str
+    ) -> None:
+        """Compare answers with the reference and leave the count on the score card.
+
+        Args:
+            dtypes: in use; default: what engines here compute and keep keys and values in.
+        """
+        used = dtypes or (self.dtype, self.kv_dtype(self.dtype))
+        judge = Judge(
+            reference=self.reference(model),
+            dtype=max(used, key=lambda dtype: TOLERANCES[dtype]),
+            block_size=self.block_size,
+            where=model.architecture if model.sliding_window is None else "mistral",
+            hint=hint,
+        )
+        tally = judge.compare(answers)
+        context.measured = f"{tally.tokens} tokens" + (f", {tally.near_ties} near ties" if tally.near_ties else "")
+
+
+def random_prompt(generator: np.random.Generator, length: int) -> list[int]:
+    """Return ``length`` tokens that are no special ones."""
+    return generator.integers(0, BOS, max(1, length)).tolist()

@@ -1,0 +1,1 @@
+"""One module a level; each has ``checks(context)``."""

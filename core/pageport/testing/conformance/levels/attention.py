@@ -1,0 +1,291 @@
+"""Level 3: paged attention against a dense float64 oracle, over the shapes and variants the device declares.
+
+Grids are sampled: each value of an axis meets several values of the others, not all of them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import torch
+
+from pageport.backend.capabilities import Capabilities
+from pageport.backend.kv import AttentionParams
+from pageport.errors import UnsupportedFeature
+from pageport.testing.conformance.attention_case import AttentionCase, Row, decodes_first, typical
+from pageport.testing.conformance.attention_verdict import check_case, check_step
+from pageport.testing.conformance.check import Check, Level
+from pageport.testing.conformance.context import Context
+from pageport.testing.conformance.scene import Scene
+
+# (query heads, KV heads)
+HEAD_COUNTS = ((2, 2), (4, 2), (6, 2), (8, 2), (8, 1), (16, 2), (4, 1))
+# Where a device takes any head size.
+HEAD_SIZES = (16, 32, 64, 80, 96, 128, 192, 256)
+LONG = 4097
+VARIANTS = ("sliding_window", "softcap", "sinks", "alibi")
+
+
+def checks(context: Context) -> Iterator[Check]:
+    """Yield the checks that apply to what the device declares."""
+    capabilities = context.capabilities
+    usual = typical(capabilities)
+    yield from _head_checks(capabilities, usual)
+    yield from _length_checks(capabilities, usual)
+    yield from _dtype_checks(capabilities, usual)
+    yield from _variant_checks(capabilities, usual)
+    yield from _batch_checks(capabilities, usual)
+    yield from _sequence_checks(capabilities, usual)
+    yield from _refusal_checks(capabilities, usual)
+    yield from _optional_checks(usual)
+
+
+def mixed_rows(block_size: int) -> tuple[Row, ...]:
+    """Decodes, a prompt, a chunk behind a cached prefix and several queries at a block's edge, in one step."""
+    size = block_size
+    return (
+        Row(1),
+        Row(size),
+        Row(size + 1),
+        Row(2 * size - 1),
+        Row(7, 7),
+        Row(size + 9, 5),
+        Row(2 * size + 1, size + 1),
+    )
+
+
+def _head_checks(capabilities: Capabilities, usual: AttentionCase) -> Iterator[Check]:
+    """Every head size meets every block size; head counts take turns."""
+    head_sizes = capabilities.head_sizes or HEAD_SIZES
+    for outer, head_size in enumerate(head_sizes):
+        for inner, block_size in enumerate(capabilities.block_sizes):
+            num_heads, num_kv_heads = HEAD_COUNTS[(outer + inner) % len(HEAD_COUNTS)]
+            case = replace(
+                usual,
+                rows=mixed_rows(block_size),
+                num_heads=num_heads,
+                num_kv_heads=num_kv_heads,
+                head_size=head_size,
+                block_size=block_size,
+            )
+            yield _check(f"heads/{num_heads} over {num_kv_heads}, head {head_size}, block {block_size}", case)
+    for num_heads, num_kv_heads in HEAD_COUNTS:
+        case = replace(usual, rows=mixed_rows(usual.block_size), num_heads=num_heads, num_kv_heads=num_kv_heads)
+        yield _check(f"heads/{num_heads} over {num_kv_heads}", case)
+
+
+def _length_checks(capabilities: Capabilities, usual: AttentionCase) -> Iterator[Check]:
+    """Lengths around the edges of one and two blocks, as decodes, whole prompts and chunks; a few long ones."""
+    for block_size in capabilities.block_sizes:
+        case = replace(usual, block_size=block_size)
+        edges = sorted(
+            {1, block_size - 1, block_size, block_size + 1, 2 * block_size - 1, 2 * block_size, 2 * block_size + 1}
+            - {0}
+        )
+        yield _check(f"lengths/decode, block {block_size}", replace(case, rows=tuple(Row(edge) for edge in edges)))
+        yield _check(
+            f"lengths/prompt, block {block_size}", replace(case, rows=tuple(Row(edge, edge) for edge in edges))
+        )
+        chunks = [Row(edge + count, count) for edge in edges for count in (1, 3)] + [
+            Row(edge + block_size + 1, block_size + 1) for edge in edges if block_size <= 64
+        ]
+        yield _check(
+            f"lengths/chunk behind a cached prefix, block {block_size}", replace(case, rows=decodes_first(chunks))
+        )
+    for block_size in {min(capabilities.block_sizes), usual.block_size, max(capabilities.block_sizes)}:
+        case = replace(usual, block_size=block_size, head_size=min(capabilities.head_sizes or (64,)))
+        rows = (Row(LONG), Row(LONG - 1), Row(5), Row(LONG, 40), Row(3000, 130))
+        yield _check(f"lengths/up to {LONG}, block {block_size}", replace(case, rows=rows))
+    yield _check("lengths/long prompt", replace(usual, rows=(Row(1025, 1025),)))
+
+
+def _dtype_checks(capabilities: Capabilities, usual: AttentionCase) -> Iterator[Check]:
+    for compute in capabilities.compute_dtypes:
+        for kept in capabilities.kv_dtypes:
+            name = f"dtypes/{compute} over {kept}"
+            if not getattr(torch, kept).is_floating_point:
+                yield Check(Level.ATTENTION, f"attention/{name}", _unknown_dtype(kept))
+                continue
+            rows = (*mixed_rows(usual.block_size)[:3], Row(1500), *mixed_rows(usual.block_size)[3:])
+            yield _check(name, replace(usual, compute_dtype=compute, kv_dtype=kept, rows=decodes_first(rows)))
+
+
+def _variant_checks(capabilities: Capabilities, usual: AttentionCase) -> Iterator[Check]:
+    """Each variant alone and with each other one; windows of every kind of size."""
+    declared = [variant for variant in VARIANTS if variant in capabilities.attention_variants]
+    size = usual.block_size
+    rows = (
+        Row(1),
+        Row(size + 1),
+        Row(5 * size),
+        Row(5 * size + 2),
+        Row(9, 9),
+        Row(4 * size + 3, size + 5),
+        Row(3 * size, 2),
+    )
+    for chosen in [*((variant,) for variant in declared), *combinations(declared, 2)]:
+        case = _with_variants(replace(usual, rows=rows), chosen, size + 5, capabilities)
+        yield _check(f"variants/{' and '.join(chosen)}", case)
+        for dtype in capabilities.compute_dtypes:
+            if dtype != usual.compute_dtype and dtype in capabilities.kv_dtypes and len(chosen) == 1:
+                yield _check(f"variants/{chosen[0]}, {dtype}", replace(case, compute_dtype=dtype, kv_dtype=dtype))
+    if "sliding_window" in declared:
+        for block_size in sorted({min(capabilities.block_sizes), size, max(capabilities.block_sizes)}):
+            for window in sorted({1, 2, block_size - 1, block_size, block_size + 1, 3 * block_size, 1000} - {0}):
+                long = 3 * block_size
+                windows = (
+                    Row(1),
+                    Row(long),
+                    Row(long + 1),
+                    Row(long + 2),
+                    Row(long + 7, 7),
+                    Row(block_size + 3, block_size + 3),
+                )
+                case = _with_variants(
+                    replace(usual, rows=windows, block_size=block_size), ("sliding_window",), window, capabilities
+                )
+                yield _check(f"windows/{window}, block {block_size}", case)
+
+
+def _with_variants(
+    case: AttentionCase, variants: tuple[str, ...], window: int, capabilities: Capabilities
+) -> AttentionCase:
+    changes: dict[str, Any] = {}
+    if "sliding_window" in variants:
+        kind = "sliding" if "sliding" in capabilities.kv_kinds else "full"
+        changes |= {"sliding_window": window, "kind": kind}
+    if "softcap" in variants:
+        # Low enough to bend the scores of interest.
+        changes["softcap"] = 6.0
+    return replace(case, **changes, has_sinks="sinks" in variants, has_alibi="alibi" in variants)
+
+
+def _batch_checks(capabilities: Capabilities, usual: AttentionCase) -> Iterator[Check]:
+    """What a step may look like."""
+    rows = mixed_rows(usual.block_size)
+    decodes, prefills = rows[:4], rows[4:]
+    yield _check("batch/decodes only", replace(usual, rows=decodes))
+    yield _check("batch/one decode", replace(usual, rows=decodes[1:2]))
+    yield _check("batch/many decodes", replace(usual, rows=tuple(Row(1 + 7 * index % 90) for index in range(70))))
+    yield _check("batch/prefills only", replace(usual, rows=prefills))
+    yield _check("batch/one prompt", replace(usual, rows=prefills[:1]))
+    yield _check("batch/empty", replace(usual, rows=()))
+    yield _check("batch/decodes with padding", replace(usual, rows=(*decodes, Row(0), Row(0))))
+    yield _check("batch/only padding", replace(usual, rows=(Row(0), Row(0))))
+    yield _check("batch/prefills with padding", replace(usual, rows=(*prefills, Row(0, 3), Row(0))))
+    yield _check("batch/more table than needed", replace(usual, rows=rows, extra_columns=5))
+    yield _check("batch/decodes with more table than needed", replace(usual, rows=(*decodes, Row(0)), extra_columns=5))
+    yield _check("batch/contiguous query", replace(usual, rows=rows, is_strided=False))
+    yield _check("batch/one-token chunks that are no decodes", replace(usual, rows=rows, has_decodes=False))
+    longest = capabilities.max_decode_query_len
+    if longest > 1:
+        several = tuple(
+            Row(usual.block_size * (index % 3) + longest + index, 1 + index % longest) for index in range(9)
+        )
+        case = replace(usual, rows=several, max_decode_query_len=longest)
+        yield _check("batch/several queries in a decode", case)
+        yield _check("batch/several queries in a decode, with prefills", replace(case, rows=(*several, Row(50, 30))))
+    if capabilities.mixed_batches and not capabilities.decode_first:
+        yield _check("batch/any order", replace(usual, rows=tuple(reversed(rows)), has_decodes=False))
+
+
+def _sequence_checks(capabilities: Capabilities, usual: AttentionCase) -> Iterator[Check]:
+    """Whole histories, written and read step by step."""
+    size = usual.block_size
+    case = replace(usual, rows=(Row(3 * size + 2), Row(size + 30), Row(2 * size)))
+    yield Check(Level.ATTENTION, "attention/sequence/prompt in chunks, then decodes", _sequence(case))
+    if "sliding_window" in capabilities.attention_variants:
+        for window in (size - 1, 2 * size) if size > 1 else (2,):
+            sliding = _with_variants(case, ("sliding_window",), window, capabilities)
+            name = f"attention/sequence/prompt in chunks, then decodes, window {window}"
+            yield Check(Level.ATTENTION, name, _sequence(sliding))
+
+
+def _refusal_checks(capabilities: Capabilities, usual: AttentionCase) -> Iterator[Check]:
+    for variant in VARIANTS:
+        if variant not in capabilities.attention_variants:
+            yield Check(Level.ATTENTION, f"attention/refused/{variant}", _refused(variant, usual))
+
+
+def _optional_checks(usual: AttentionCase) -> Iterator[Check]:
+    """What no capability speaks of: right, or refused by ``check_attention`` or ``allocate_kv``."""
+    rows = mixed_rows(usual.block_size)
+    wider = replace(usual, rows=rows, value_head_size=usual.head_size * 2)
+    yield Check(Level.ATTENTION, "attention/right or refused/values wider than keys", _right_or_refused(wider))
+    everywhere = replace(usual, rows=rows, causal=False)
+    yield Check(Level.ATTENTION, "attention/right or refused/not causal", _right_or_refused(everywhere))
+
+
+def _check(name: str, case: AttentionCase) -> Check:
+    return Check(Level.ATTENTION, f"attention/{name}", lambda context: check_case(context, case))
+
+
+def _sequence(case: AttentionCase) -> Callable[[Context], None]:
+    def run(context: Context) -> None:
+        with Scene(context.device, case, context.numpy_generator()) as scene:
+            for counts in _turns([row.length for row in case.rows], context.capabilities.mixed_batches):
+                rows = [
+                    Row(history.written + count, count) for history, count in zip(scene.histories, counts, strict=True)
+                ]
+                present = [row.queries > 1 for row in rows if row.queries]
+                num_decodes = present.index(True) if True in present else len(present)
+                check_step(context, scene, scene.step(rows, num_decodes))
+
+    return run
+
+
+def _turns(lengths: Sequence[int], may_mix: bool) -> list[list[int]]:
+    """Return how many tokens of each request each step has: two uneven chunks of its prompt, then single tokens.
+
+    Each request starts two steps after the one before, or, where steps cannot be mixed, when that has ended.
+    """
+    turns: list[list[int]] = []
+    start = 0
+    for request, length in enumerate(lengths):
+        chunks = [length // 3, length // 2 - 1]
+        chunks += (length - sum(chunks)) * [1]
+        for turn, count in enumerate(chunks, start):
+            while len(turns) <= turn:
+                turns.append(len(lengths) * [0])
+            turns[turn][request] = count
+        start += 2 if may_mix else len(chunks)
+    return turns
+
+
+def _refused(variant: str, usual: AttentionCase) -> Callable[[Context], None]:
+    def run(context: Context) -> None:
+        device = context.device
+        per_head = torch.ones(usual.num_heads, device=device.torch_device)
+        values: dict[str, Any] = {"sliding_window": 8, "softcap": 5.0, "sinks": per_head, "alibi": per_head}
+        params = AttentionParams(scale=1.0, **{variant: values[variant]})
+        try:
+            device.check_attention(usual.kv_spec, usual.num_heads, params)
+        except UnsupportedFeature as error:
+            assert variant in str(error), f"check_attention refuses {variant} without naming it: {error}"
+            return
+        raise AssertionError(
+            f"check_attention accepts {variant}, which attention_variants does not declare "
+            f"({', '.join(device.capabilities.attention_variants) or 'none'}). Declare it, or raise UnsupportedFeature."
+        )
+
+    return run
+
+
+def _right_or_refused(case: AttentionCase) -> Callable[[Context], None]:
+    def run(context: Context) -> None:
+        try:
+            check_case(context, case)
+        except UnsupportedFeature as error:
+            context.measured = f"refused: {error}"
+
+    return run
+
+
+def _unknown_dtype(name: str) -> Callable[[Context], None]:
+    def run(context: Context) -> None:
+        raise AssertionError(
+            f"kv_dtypes declares {name}, whose rounding this suite has no oracle for: declare a deviation."
+        )
+
+    return run
