@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import jaxtyping
 import pytest
 
 from pageport.engine.llm import LLM
@@ -42,14 +41,6 @@ def open_llm() -> Iterator[Callable[..., LLM]]:
     yield open_one
     for llm in opened:
         llm.close()
-
-
-@pytest.fixture
-def unchecked_shapes() -> Iterator[None]:
-    """Do not check the shapes of signatures: tests of ops and models do, and long runs would mostly do only that."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Every architecture through the whole engine: chunks, cached prefixes and neighbours change nothing."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,13 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from pageport import LLM, RequestOutput, SamplingParams
 from pageport.engine.outputs import CompletionOutput
-from pageport.testing.tiny_model import BOS, EOS, VOCAB_SIZE, byte_tokenizer
 
-from ..models.conftest import VARIANTS, WINDOWED, make_model
+from .variants import VARIANTS, WINDOWED, write_variant
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 OpenLLM = Callable[..., LLM]
@@ -44,13 +41,8 @@ class Variant:
 
 @pytest.fixture(scope="module", params=VARIANTS)
 def variant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Variant:
-    architecture, fields = VARIANTS[request.param]
-    model = make_model(architecture, {**fields, "vocab_size": VOCAB_SIZE, "bos_token_id": BOS, "eos_token_id": EOS})
-    folder = tmp_path_factory.mktemp(request.param)
-    (folder / "config.json").write_text(json.dumps(dict(model.checkpoint.config), default=str))
-    save_file({n: t.clone() for n, t in model.checkpoint.tensors.items()}, str(folder / "model.safetensors"))
-    byte_tokenizer().save(str(folder / "tokenizer.json"))
-    return Variant(folder, model.reference)
+    folder = tmp_path_factory.mktemp("variants") / request.param
+    return Variant(folder, write_variant(request.param, folder))
 
 
 @dataclass

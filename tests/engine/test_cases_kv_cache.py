@@ -41,6 +41,28 @@ def test_a_full_hit_computes_its_last_token_and_answers_as_without_a_cache(
         assert (second.num_cached_tokens, third.num_cached_tokens) == ((length - 1) // 16 * 16, length // 16 * 16)
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("budget", [15, 16, 32])
+def test_hits_in_a_cache_that_is_full_answer_as_cold_ones(
+    open_llm: OpenLLM, tiny_llama: Path, budget: int, depth: int
+) -> None:
+    """KVC-05: a prompt of 200 tokens, five questions after it, and others that evict it while they wait to run."""
+    system = [(13 * i) % 250 for i in range(200)]
+    questions = [[*system, *range(k, 2 * k + 1)] for k in range(1, 6)]
+    fillers = [[(k + 3 * i) % 250 for i in range(90)] for k in range(5)]
+    prompts = [prompt for pair in zip(questions, fillers, strict=True) for prompt in pair]
+    cold = open_llm(tiny_llama, enable_prefix_caching=False, max_num_seqs=1)
+    expected = [out.outputs[0].token_ids for out in cold.generate(prompts, GREEDY, use_tqdm=False)]
+    settings = {"num_kv_blocks": 22, "max_num_batched_tokens": budget, "pipeline_depth": depth}
+    warm = open_llm(tiny_llama, **settings)
+    for _ in range(2):
+        drive = EngineDrive(warm)
+        answers = drive.finish(*(drive.add(prompt, GREEDY) for prompt in prompts))
+        assert [answer.outputs[0].token_ids for answer in answers] == expected
+        drive.require_idle()
+    assert 0 < warm.stats().prefix_hit_tokens_total < warm.stats().prefix_query_tokens_total
+
+
 def test_blocks_of_an_adapter_are_its_loads_own(open_llm: OpenLLM, tiny_llama: Path) -> None:
     """KVC-03: adapter A, the base model, B, then other weights under the name A; each hits only itself."""
     llm = open_llm(tiny_llama)

@@ -180,7 +180,7 @@ def test_an_abort_at_any_step_up_to_the_last_frees_each_block_once(
 def test_survivors_of_random_aborts_say_what_they_say_alone(
     open_llm: OpenLLM, tiny_llama: Path, depth: int, num_rounds: int
 ) -> None:
-    """ABT-03: eight streams on a tiny cache, half of them aborted at some step, new ones at once in their blocks."""
+    """ABT-03: eight streams on a tiny cache, up to half of them aborted at some step, new ones at once."""
     prompts = [[(k * 31 + i) % 250 for i in range(1 + 5 * k)] for k in range(12)]
     alone = open_llm(tiny_llama, enable_prefix_caching=False, max_num_seqs=1)
     expected = [out.outputs[0].token_ids for out in alone.generate(prompts, greedy(10), use_tqdm=False)]
@@ -193,8 +193,8 @@ def test_survivors_of_random_aborts_say_what_they_say_alone(
         for _ in range(8 - len(running)):
             k = random_numbers.randrange(12)
             running[drive.add(prompts[k], greedy(10))] = k
-        for doomed in random_numbers.sample(sorted(running), 4):
-            for _ in range(random_numbers.randrange(4)):
+        for doomed in random_numbers.sample(sorted(running), random_numbers.randint(1, 4)):
+            for _ in range(random_numbers.randrange(6)):
                 drive.step()
             drive.abort(doomed)
             drive.forget(doomed)
@@ -204,7 +204,7 @@ def test_survivors_of_random_aborts_say_what_they_say_alone(
             num_survivors += 1
     for output, k in zip(drive.finish(*running), running.values(), strict=True):
         assert output.outputs[0].token_ids == expected[k]
-    assert num_survivors >= num_rounds
+    assert num_survivors >= num_rounds // 2
     drive.step()
     drive.require_idle()
 

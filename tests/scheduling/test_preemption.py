@@ -94,9 +94,10 @@ def test_nothing_starts_in_a_step_that_preempted():
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_no_more_are_preempted_than_blocks_are_short(depth):
-    drive = crowded_drive(num_blocks=17, depth=depth)
-    for i in range(3):
-        drive.add([10 + i] * 6, max_tokens=26)
+    # Five grow into their seventh block in the same step, and one is free.
+    drive = crowded_drive(num_blocks=31, depth=depth, settings={"max_num_batched_tokens": 64})
+    for i in range(5):
+        drive.add([10 + i] * 6, max_tokens=22)
     drive.run()
     assert drive.scheduler.stats().preemptions_total == 1
 

@@ -1,6 +1,7 @@
 """The commands. Each imports what it needs when it runs, so that help stays quick."""
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -106,6 +107,31 @@ def explain(
     from pageport.cli.backends import print_explanation
 
     print_explanation(name, device)
+
+
+@app.command()
+def conformance(
+    name: Annotated[str, typer.Argument(help="Backend name.")],
+    level: Annotated[list[int] | None, typer.Option(help="Run this level, 0 to 8; repeatable. Default: all.")] = None,
+    check: Annotated[str | None, typer.Option(help="Run only checks whose name starts with this.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the random inputs; default: a fresh one.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the outcomes to this file.")] = None,
+    device: Annotated[int, typer.Option(help="Ordinal of the device.")] = 0,
+    backend_option: Annotated[list[str] | None, typer.Option(help="key=value for the backend; repeatable.")] = None,
+) -> None:
+    """Judge a backend by the conformance suite; status 1 when a check fails."""
+    from pageport.cli.conformance import conformance as run_command
+
+    is_passed = run_command(
+        name,
+        levels=level or [],
+        check=check,
+        seed=seed,
+        json_file=json_file,
+        device=device,
+        backend_options=backend_option or [],
+    )
+    raise typer.Exit(0 if is_passed else 1)
 
 
 @models_app.callback()

@@ -120,7 +120,7 @@ class InputProcessor:
         _check_cap(*(sequences or ("n", params.n)), self._info.max_num_seqs, "sequences run at once")
         for name in ("logprobs", "prompt_logprobs"):
             self._check_logprobs(name, getattr(params, name))
-        stops = _stop_strings(params)
+        stops = params.stop_strings
         _check_cap("stop", len(stops), MAX_STOP_STRINGS, "stop strings a request")
         _check_cap("stop", max(map(len, stops), default=0), MAX_STOP_CHARACTERS, "characters a stop string")
         _check_cap("stop_token_ids", len(params.stop_token_ids or ()), MAX_STOP_TOKEN_IDS, "stop tokens a request")
@@ -249,10 +249,6 @@ def _of_beam(params: BeamSearchParams) -> SamplingParams:
         ignore_eos=params.ignore_eos,
         include_stop_str_in_output=params.include_stop_str_in_output,
     )
-
-
-def _stop_strings(params: SamplingParams) -> list[str]:
-    return [params.stop] if isinstance(params.stop, str) else list(params.stop or ())
 
 
 def _check_cap(name: str, value: int, limit: int, what: str) -> None:

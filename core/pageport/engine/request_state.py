@@ -46,7 +46,7 @@ class Choice:
             if tokenizer is not None and params.detokenize
             else None
         )
-        stops = [params.stop] if isinstance(params.stop, str) else list(params.stop or ())
+        stops = params.stop_strings
         self._matcher = StopMatcher(stops, params.include_stop_str_in_output) if stops else None
 
     @property

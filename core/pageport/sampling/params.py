@@ -42,3 +42,8 @@ class SamplingParams:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None  # keep the last k; -1: what the model takes
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """``stop`` as a list, empty for none."""
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())

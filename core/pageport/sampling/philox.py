@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-_WORD = 0xFFFFFFFF
+WORD = 0xFFFFFFFF
 _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 _KEY_STEP_0, _KEY_STEP_1 = 0x9E3779B9, 0xBB67AE85
 _ROUNDS = 10
@@ -48,12 +48,12 @@ def philox4x32(counter: Words, key_0: Int64[Tensor, "..."], key_1: Int64[Tensor,
         # next round's xor is masked anyway.
         product_0 = word_0 * _MULTIPLIER_0
         product_1 = word_2 * _MULTIPLIER_1
-        word_0 = _xor(_xor(product_1 >> 32, word_1), key_0).bitwise_and_(_WORD)
-        word_2 = _xor(_xor(product_0 >> 32, word_3), key_1).bitwise_and_(_WORD)
+        word_0 = _xor(_xor(product_1 >> 32, word_1), key_0).bitwise_and_(WORD)
+        word_2 = _xor(_xor(product_0 >> 32, word_3), key_1).bitwise_and_(WORD)
         word_1, word_3 = product_1, product_0
-        key_0 = (key_0 + _KEY_STEP_0) & _WORD
-        key_1 = (key_1 + _KEY_STEP_1) & _WORD
-    return Words(word_0, word_1 & _WORD, word_2, word_3 & _WORD)
+        key_0 = (key_0 + _KEY_STEP_0) & WORD
+        key_1 = (key_1 + _KEY_STEP_1) & WORD
+    return Words(word_0, word_1 & WORD, word_2, word_3 & WORD)
 
 
 def vocab_bits(
@@ -97,5 +97,5 @@ def _xor(mine: Tensor, other: Tensor) -> Tensor:
 
 def _block(seeds: Tensor, positions: Tensor, blocks: Tensor) -> Words:
     zero = torch.zeros((1, 1), dtype=torch.int64, device=seeds.device)
-    counter = Words(blocks, (positions & _WORD)[:, None], zero, zero)
-    return philox4x32(counter, (seeds & _WORD)[:, None], ((seeds >> 32) & _WORD)[:, None])
+    counter = Words(blocks, (positions & WORD)[:, None], zero, zero)
+    return philox4x32(counter, (seeds & WORD)[:, None], ((seeds >> 32) & WORD)[:, None])

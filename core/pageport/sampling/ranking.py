@@ -6,9 +6,10 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
+from pageport.sampling.philox import WORD
+
 # Up to here a selection by torch, whose threads share the rows, is the quickest in host memory.
 _SELECTION_WIDTH = 256
-_WORD = 0xFFFFFFFF
 
 
 class Ranked(NamedTuple):
@@ -44,7 +45,7 @@ def _ranked_by_keys(values: Tensor, width: int) -> Ranked:
         in_place[:, :width].sort(axis=-1)
     else:
         keys = keys.sort(dim=-1).values
-    indexes = keys[:, :width] & _WORD
+    indexes = keys[:, :width] & WORD
     return Ranked(values.gather(1, indexes), indexes)
 
 

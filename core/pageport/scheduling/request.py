@@ -88,7 +88,3 @@ class Sequence:
     def num_tokens(self) -> int:
         """Tokens known or being sampled."""
         return len(self.token_ids) + self.num_pending
-
-    @property
-    def num_output_tokens(self) -> int:
-        return self.num_tokens - self.num_prompt_tokens

@@ -15,9 +15,6 @@ class RowPool:
         """Rows that are neither taken nor claimed."""
         return len(self._free) - self._num_claimed
 
-    def claimed_by(self, request_id: str) -> int:
-        return self._claims.get(request_id, 0)
-
     def claim(self, request_id: str, count: int) -> None:
         """Keep ``count`` rows back for a request."""
         if count:

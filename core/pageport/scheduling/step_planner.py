@@ -39,7 +39,7 @@ class StepPlanner:
         self._preemption = Preemption(roster, blocks)
         self._batch = Batch(step=0)
         self._unsent: Batch | None = None  # holds moves but runs nothing: its moves go out with the next batch
-        self._is_short = False  # blocks were short in this step
+        self._is_short = False  # somebody who runs lacks blocks: what becomes free is theirs, nothing starts
         # The last start that failed: sequence, step, free blocks then.
         self._refused: tuple[int, int, tuple[int, ...]] | None = None
 
@@ -48,7 +48,7 @@ class StepPlanner:
         self._batch = self._unsent or Batch(step=step)
         self._batch.step = step
         self._unsent = None
-        self._is_short = False
+        self._is_short = bool(self._roster.draining)
         self._make_room_ahead()
         self._swap_in()
         self._plan_beams()
@@ -86,8 +86,8 @@ class StepPlanner:
             self._preemption.evict(victim, self._batch)
 
     def _swap_in(self) -> None:
-        """Bring swapped sequences back, best rank first, unless someone more urgent waits or blocks are short."""
-        if self._roster.draining:
+        """Bring swapped sequences back, best rank first, unless someone more urgent waits."""
+        if self._is_short:
             return
         for sequence in self._roster.swapped:
             waiting = self._roster.waiting.first()
@@ -170,7 +170,7 @@ class StepPlanner:
 
     def _plan_prompts(self, prompts: list[Sequence]) -> None:
         budget = self._prompt_budget()
-        if not self._is_short and not self._roster.draining:
+        if not self._is_short:
             prompts = prompts + self._start_waiting(prompts, budget)
         shares = share_out([s.num_tokens - s.num_computed for s in prompts], budget)
         for sequence, share in zip(prompts, shares, strict=True):

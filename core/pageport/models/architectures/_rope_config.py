@@ -40,8 +40,13 @@ def rope_spec(
         UnsupportedModel: an unknown type, or one that lacks its numbers; never silently unscaled.
     """
     parameters = _parameters(config, layer_type)
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    kind = (aliases or {}).get(kind, kind)
+    named = parameters.get("rope_type") or parameters.get("type")
+    if named is None and parameters.get("factor") is not None:
+        raise UnsupportedModel(
+            f"The model's config stretches its rotary embedding by {parameters['factor']} and does not say how. "
+            "Add the rope_type that the model was trained with to config.json."
+        )
+    kind = (aliases or {}).get(named, named) if named else "default"
     share = number(parameters, "partial_rotary_factor", number(config, "partial_rotary_factor", default_rotary_share))
     rotary_size = int(head_size * share)
     if rotary_size <= 0 or rotary_size % 2:

@@ -8,6 +8,9 @@ from pageport.models.loaders import pickle, safetensors
 from pageport.models.loaders.folder import CONFIG_FILE
 from pageport.models.loaders.gguf import GgufCheckpoint
 
+# What fine-tuning libraries write beside the weights of an adapter.
+ADAPTER_FILE = "adapter_config.json"
+
 
 def open_checkpoint(path: Path, *, allow_pickle: bool = False) -> Checkpoint:
     """Open a model folder or a ``.gguf`` file; nothing but headers is read.
@@ -16,13 +19,18 @@ def open_checkpoint(path: Path, *, allow_pickle: bool = False) -> Checkpoint:
 
     Raises:
         ModelNotFound: there is nothing at ``path``, no weights, or no config.json.
-        UnsupportedModel: weights in a format that is not read, or only pickles without ``allow_pickle``.
+        UnsupportedModel: weights in a format that is not read, only pickles without ``allow_pickle``, or an adapter.
         CorruptWeights: a file is missing or damaged.
     """
     if path.is_file():
         return _open_file(path)
     if not path.is_dir():
         raise ModelNotFound(f"{path} does not exist. Give a model folder or a .gguf file.")
+    if (path / ADAPTER_FILE).is_file() and not (path / CONFIG_FILE).is_file():
+        raise UnsupportedModel(
+            f"{path} holds an adapter ({ADAPTER_FILE}), and adapters are not supported yet. Give its base model, or "
+            "merge the adapter into that."
+        )
     if any(path.glob("*.safetensors")) or (path / safetensors.INDEX_FILE).is_file():
         return safetensors.SafetensorsCheckpoint(path)
     gguf_files = sorted(path.glob("*.gguf"))

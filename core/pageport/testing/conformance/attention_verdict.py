@@ -8,7 +8,7 @@ import numpy as np
 from pageport.testing.conformance.attention_case import AttentionCase
 from pageport.testing.conformance.context import Context
 from pageport.testing.conformance.oracle import attend
-from pageport.testing.conformance.scene import POISONS, RowResult, Scene, Step
+from pageport.testing.conformance.scene import OUTPUT, POISONS, RowResult, Scene, Step
 from pageport.testing.conformance.suspects import find_suspect
 
 
@@ -45,9 +45,10 @@ def check_step(context: Context, scene: Scene, step: Step) -> None:
         wrong = difference > case.tolerance * (1 + np.abs(expected))
         if wrong.any():
             suspect = find_suspect(result.request, scene.formula, case.block_size, result.actual, case.tolerance)
+            cause = suspect or _unexplained(result)
             query, head, feature = (int(index[0]) for index in np.nonzero(wrong))
             raise AssertionError(
-                f"{where}: {suspect or 'wrong values, from no fault that this suite knows'}. "
+                f"{where}: {cause}{'' if cause.endswith('?') else '.'} "
                 f"{int(wrong.sum())} of {wrong.size} values are wrong, by up to {difference.max():.2g}; first "
                 f"out[{result.first_token + query}, {head}, {feature}] = {result.actual[query, head, feature]:.6g}, "
                 f"expected {expected[query, head, feature]:.6g} ± {case.tolerance:g}."
@@ -65,7 +66,7 @@ def _steps_of(case: AttentionCase, mixed_batches: bool) -> Iterator[AttentionCas
 
 
 def _described(case: AttentionCase, step: Step, index: int) -> str:
-    row, _, _, request = step.rows[index]
+    row, request = step.rows[index].row, step.rows[index].request
     if request is None:
         return f"padding row {index} of {len(step.rows)} (seq_lens 0, slot -1)"
     return (
@@ -76,20 +77,25 @@ def _described(case: AttentionCase, step: Step, index: int) -> str:
     )
 
 
+def _unexplained(result: RowResult) -> str:
+    if result.num_freed_blocks:
+        return f"wrong values: are the first {result.num_freed_blocks} table entries, which are -1, followed?"
+    return "wrong values, from no fault that this suite knows"
+
+
 def _about_nan(context: Context, case: AttentionCase, result: RowResult) -> str:
-    """Run again without poison, then with one kind of it at a time, to tell where the NaN comes from."""
-    token = result.first_token + int(np.argwhere(np.isnan(result.actual))[0, 0])
+    """Run again with one kind of poison at a time, to tell where the NaN comes from."""
+    place = f"out[{result.first_token + int(np.argwhere(np.isnan(result.actual))[0, 0])}]"
     if _yields_nan(context, case, ()):
-        if np.isnan(result.actual).all():
-            return f"out[{token}] was never written: it is still the NaN it was filled with."
-        return f"out[{token}] is NaN, though no NaN can have been read: did a query see nothing in some block (0 / 0)?"
+        entry = ", or is a table entry of -1 followed?" if case.kind == "sliding" else "?"
+        return f"{place} is NaN, though nothing it may read is: does a query see nothing in some block (0 / 0){entry}"
     for poison in POISONS:
         if _yields_nan(context, case, (poison,)):
-            return (
-                f"out[{token}] is NaN because {poison} is read: it may hold anything, and 0 * NaN is NaN, so mask "
-                "values too, not scores alone."
+            advice = (
+                "" if poison == OUTPUT else ": it may hold NaN, and 0 * NaN is NaN, so mask values as well as scores"
             )
-    return f"out[{token}] is NaN in this step of several, from memory that may hold anything."
+            return f"{place} is NaN because {poison}{advice}."
+    return f"{place} is NaN in this step of several, from memory that may hold NaN."
 
 
 def _yields_nan(context: Context, case: AttentionCase, poisons: tuple[str, ...]) -> bool:

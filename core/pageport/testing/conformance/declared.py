@@ -41,9 +41,7 @@ def check_dtypes(capabilities: Capabilities) -> None:
     )
     assert capabilities.kv_dtypes, "kv_dtypes is empty: no cache could be allocated."
     for name in capabilities.kv_dtypes:
-        assert isinstance(getattr(torch, name, None), torch.dtype), (
-            f"kv_dtypes holds {name!r}, which torch has no dtype for."
-        )
+        assert isinstance(getattr(torch, name, None), torch.dtype), f"kv_dtypes holds {name!r}, no dtype of torch."
     assert set(capabilities.kv_dtypes) & set(capabilities.compute_dtypes), (
         f"none of compute_dtypes {capabilities.compute_dtypes} is in kv_dtypes {capabilities.kv_dtypes}: "
         "the cache's default dtype, the one that is computed in, would always be refused."

@@ -55,9 +55,7 @@ class EngineBench:
             self._references[model] = EngineReference(model)
         return self._references[model]
 
-    def compare(
-        self, context: Context, model: TinyModel, answers: Iterable[Answer], hint: str, *dtypes: str
-    ) -> None:
+    def compare(self, context: Context, model: TinyModel, answers: Iterable[Answer], hint: str, *dtypes: str) -> None:
         """Compare answers with the reference and leave the count on the score card.
 
         Args:

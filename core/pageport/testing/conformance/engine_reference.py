@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pageport.testing.conformance.tiny_engine import Answer, Answers, TinyEngine, TinyModel, beam_request, request
+from pageport.testing.conformance.tiny_engine import Answer, TinyEngine, TinyModel, beam_request, request
 from pageport.testing.reference_device import ReferenceDevice
 
 # How far a log-probability may be from the float32 reference's, by the coarsest dtype in use. The tiny models' logits

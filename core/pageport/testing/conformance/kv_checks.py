@@ -83,7 +83,7 @@ def check_padding(context: Context) -> None:
             f"padding (slot -1) in a step changed block {changed} of blocks 0 to {NUM_BLOCKS - 1}: "
             "is -1 taken for an index from the end, or for slot 0?"
         )
-        padded.write(0, *(torch.full_like(tensor, torch.nan) for tensor in (key, value)), [-1] * 6)
+        padded.write(0, torch.full_like(key, torch.nan), torch.full_like(value, torch.nan), [-1] * 6)
         changed = _first_difference(padded.export(), plain.export())
         assert changed is None, f"a step of nothing but padding (slot -1) changed block {changed}."
 
@@ -98,7 +98,8 @@ def check_strided(context: Context) -> None:
         key, value = strided.random_tokens(count, generator)
         query = torch.randn(count, 3 * key[0].numel(), generator=generator).to(key)
         fused = torch.cat([query, key.flatten(1), value.flatten(1)], dim=1)
-        _, key_columns, value_columns = fused.split([query.shape[1], key[0].numel(), value[0].numel()], dim=1)
+        key_columns = fused[:, query.shape[1] : -value[0].numel()]
+        value_columns = fused[:, -value[0].numel() :]
         slots = torch.randperm(NUM_BLOCKS * spec.block_size, generator=generator)[:count].tolist()
         plain.write(1, key, value, slots)
         strided.write(1, key_columns.view(key.shape), value_columns.view(value.shape), slots)

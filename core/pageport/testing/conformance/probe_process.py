@@ -6,7 +6,6 @@ A process of its own, because whoever runs the suite has torch loaded already.
 import importlib
 import importlib.util
 import json
-import os
 import sys
 import time
 from importlib.metadata import entry_points
@@ -50,7 +49,7 @@ def held_nodes() -> set[str]:
     held = set()
     for entry in Path("/proc/self/fd").glob("*"):
         try:
-            held.add(os.readlink(entry))
+            held.add(str(entry.readlink()))
         except OSError:  # the folder's own descriptor is closed by now
             continue
     maps = Path("/proc/self/maps")

@@ -19,12 +19,12 @@ from pageport.backend.kv import AttentionParams
 from pageport.testing.conformance.attention_case import AttentionCase, Row
 from pageport.testing.conformance.oracle import DenseRequest, Floats, Formula, as_floats
 
-# What may hold NaN. After a NaN came out, a rerun with one at a time tells which of these was read.
-POISONS = (
-    "a block that no request has",
-    "a slot of a request's last block behind its tokens",
-    "a block left of the sliding window, whose table entry is -1",
-)
+# What holds NaN. After a NaN came out, a rerun with one of these at a time tells which was read.
+UNUSED_BLOCK = "a block that no request has is read"
+UNUSED_SLOT = "a slot of a request's last block behind its tokens is read"
+LEFT_OF_WINDOW = "a block left of the sliding window, whose table entry is -1, is read"
+OUTPUT = "it was never written, or read before it was written"
+POISONS = (UNUSED_BLOCK, UNUSED_SLOT, LEFT_OF_WINDOW, OUTPUT)
 GUARD_TOKENS = 3
 SPARE_BLOCKS = 3
 # A score of 10 outweighs some thousand keys of random scores.
@@ -52,6 +52,7 @@ class RowResult(NamedTuple):
     first_token: int
     actual: Floats
     request: DenseRequest | None  # None for padding
+    num_freed_blocks: int  # left of the window, with table entries of -1
 
 
 class Step(NamedTuple):
@@ -121,6 +122,8 @@ class Scene:
             dtype=self._dtype,
             device=self._device.torch_device,
         )
+        if OUTPUT not in self._poisons:
+            out[: batch.num_tokens] = 0
         given = self._on_device(query, is_strided=self.case.is_strided)
         batch.plan = self._device.plan(self.case.kv_spec, batch)
         self._device.attention(self._pool, LAYER, given, self.params, batch, out[: batch.num_tokens])
@@ -139,7 +142,7 @@ class Scene:
                 values=history.dense_value[: history.written],
             )
             if row.queries:
-                yield RowResult(row, start, actual[start:end], None if row.is_padding else request)
+                yield RowResult(row, start, actual[start:end], None if row.is_padding else request, history.freed)
 
     def _write(self, rows: Sequence[Row]) -> Tensor:
         """Write the next ``queries`` tokens of each request; return their slots."""
@@ -219,21 +222,25 @@ class Scene:
         for row, history in zip(rows, self.histories, strict=True):
             if row.queries and not row.is_padding:
                 gone = max(0, history.written - window + 1) // self.case.block_size
-                self._poison_blocks(history.table[history.freed : gone], POISONS[2])
+                self._poison_blocks(history.table[history.freed : gone], LEFT_OF_WINDOW)
                 history.freed = max(history.freed, gone)
 
     def _poison_pool(self) -> None:
-        self._poison_blocks(self._spare_blocks, POISONS[0])
-        self._poison_blocks([block for history in self.histories for block in history.table], POISONS[1])
+        self._poison_blocks(self._spare_blocks, UNUSED_BLOCK)
+        self._poison_blocks([block for history in self.histories for block in history.table], UNUSED_SLOT)
+        # A device that keeps padding somewhere finds it there when it follows a table entry of -1.
+        self._poison_slots([-1], LEFT_OF_WINDOW)
 
     def _poison_blocks(self, blocks: Sequence[int], poison: str) -> None:
         size = self.case.block_size
-        slots = torch.tensor([block * size + offset for block in blocks for offset in range(size)], dtype=torch.int64)
+        self._poison_slots([block * size + offset for block in blocks for offset in range(size)], poison)
+
+    def _poison_slots(self, slots: Sequence[int], poison: str) -> None:
         content = torch.nan if poison in self._poisons else 0.0
-        spec = self.case.kv_spec
-        key = torch.full((len(slots), spec.num_kv_heads, spec.head_size), content, dtype=self._dtype)
-        value = torch.full((len(slots), spec.num_kv_heads, spec.value_head_size), content, dtype=self._dtype)
-        self._write_layers(key, value, slots.to(self._device.torch_device))
+        spec, size = self.case.kv_spec, len(slots)
+        key = torch.full((size, spec.num_kv_heads, spec.head_size), content, dtype=self._dtype)
+        value = torch.full((size, spec.num_kv_heads, spec.value_head_size), content, dtype=self._dtype)
+        self._write_layers(key, value, torch.tensor(slots, dtype=torch.int64, device=self._device.torch_device))
 
     def _draw_history(self, table: list[int], length: int) -> History:
         spec = self.case.kv_spec
@@ -250,15 +257,16 @@ class Scene:
             (sum(row.queries for row in rows), case.num_heads, case.head_size)
         )
         group = case.num_heads // case.num_kv_heads
-        token = 0
+        token, turn = 0, 0
         for row, history in zip(rows, self.histories, strict=True):
             for index in range(row.queries):
                 if not row.is_padding:
                     edges = self._edges(history.written - row.queries + index, history.written)
-                    for head in range(case.num_heads):
-                        key = history.dense_key[edges[(head + token) % len(edges)], head // group]
+                    for turn, head in enumerate(range(case.num_heads), turn):
+                        key = history.dense_key[edges[turn % len(edges)], head // group]
                         aim = AIM if history.written > 256 else self._generator.uniform(3, AIM)
                         query[token, head] += aim / (case.scale * max(1e-3, key @ key)) * key
+                    turn += 1
                 token += 1
         return torch.from_numpy(query).to(self._dtype)
 

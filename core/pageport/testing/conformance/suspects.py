@@ -28,10 +28,13 @@ class Suspect(NamedTuple):
 def suspects(request: DenseRequest, formula: Formula, block_size: int) -> Iterator[Suspect]:
     """Yield the faults that are possible with this formula, likely ones first."""
     yield from _windows(request, formula)
-    yield from _masks(request, formula)
+    yield from _masks(request, formula, block_size)
     yield from _scores(request, formula)
     yield from _heads(request, formula)
     yield from _blocks(request, formula, block_size)
+    # Scenes write the opposite numbers to the other layer.
+    elsewhere = replace(request, keys=-request.keys, values=-request.values)
+    yield Suspect("keys and values of another layer are read", lambda: attend(elsewhere, formula))
 
 
 def find_suspect(
@@ -74,18 +77,18 @@ def _windows(request: DenseRequest, formula: Formula) -> Iterator[Suspect]:
         )
 
 
-def _masks(request: DenseRequest, formula: Formula) -> Iterator[Suspect]:
+def _masks(request: DenseRequest, formula: Formula, block_size: int) -> Iterator[Suspect]:
     if not formula.causal:
         yield _with(request, formula, "a mask is causal where none is asked for", causal=True)
         return
     seen, positions, keys = visible(request, formula), request.positions[:, None], np.arange(request.length)
-    own = "it is the last query's own" if len(request.query) == 1 else "every query's own"
-    yield _masked(
-        request,
-        formula,
-        f"the causal mask is off by one: the newest key is not seen ({own})",
-        seen & (keys < positions),
-    )
+    if len(request.query) == 1:
+        newest = request.length - 1
+        edge = "a block edge" if newest % block_size == 0 else "the causal mask"
+        cause = f"the newest key, at position {newest}, is not seen: is {edge} off by one?"
+    else:
+        cause = "the causal mask is off by one: a query does not see the key at its own position"
+    yield _masked(request, formula, cause, seen & (keys < positions))
     if len(request.query) == 1:
         return
     yield _masked(

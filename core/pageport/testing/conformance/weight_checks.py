@@ -1,33 +1,28 @@
-"""Checks of what becomes of weights: every scheme, fused parts, shards, tied embeddings, memory, and refusals.
+"""Checks of what becomes of weights: every scheme, fused parts, shards, tied embeddings, memory, and refusals."""
 
-The oracle is the float64 product with the values that the gguf package reads, not the reference implementation.
-"""
-
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from pageport.backend.device import Device
-from pageport.backend.weights import BLOCK_SCHEMES, PLAIN_SCHEMES, StoredTensor, WeightSpec
+from pageport.backend.weights import BLOCK_SCHEMES, PLAIN_SCHEMES, StoredTensor
 from pageport.errors import CorruptWeights, ModelError, UnsupportedFeature
 from pageport.testing.conformance.cache import bucket
 from pageport.testing.conformance.check import Check, Level
 from pageport.testing.conformance.context import Context
+from pageport.testing.conformance.prepared_weight import (
+    IN_FEATURES,
+    activations,
+    check_product,
+    check_rows,
+    prepare,
+    token_buckets,
+    weight_spec,
+)
 from pageport.testing.conformance.stored_matrix import StoredMatrix, random_matrix, stored_matrix
 
 OUT_FEATURES = 96
-IN_FEATURES = 512
-# Rounding to a dtype changes a number by at most this share of it.
-UNIT = {"float32": 2.0**-24, "bfloat16": 2.0**-9, "float16": 2.0**-12}
-# Sums of n products in float32 lose about sqrt(n) units; six times that never happens by chance. The other dtypes
-# round every weight once and are summed in float32: errors of n weights add up like sqrt(n), too.
-FACTOR = {"float32": 6 * IN_FEATURES**0.5, "bfloat16": 6.0, "float16": 6.0}
-# int8 activations with one scale in 32 are off by up to 1 / 254 of the largest, about 0.7 % of the root mean square.
-ACTIVATION_ERROR = 6 * 0.007
 
 
 def weight_checks(context: Context) -> Iterator[Check]:
@@ -53,22 +48,6 @@ def weight_checks(context: Context) -> Iterator[Check]:
     yield _check("refused/unknown scheme", check_unknown_scheme)
     if "float16" in capabilities.compute_dtypes:
         yield _check("refused/values beyond float16", check_overflow)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A weight on the device, and what it should be."""
-
-    device: Device
-    weight: Any
-    values: Tensor  # float64 [out_features, in_features]
-    spec: WeightSpec
-    rounds_activations: bool
-
-    def linear(self, x: Tensor, **arguments: Tensor) -> Tensor:
-        result = self.device.linear(self.weight, x, **arguments)
-        self.device.synchronize()
-        return result
 
 
 def check_scheme(context: Context, scheme: str, dtype: str) -> None:
@@ -262,7 +241,7 @@ def check_nothing_kept(context: Context) -> None:
 def check_misshapen(context: Context) -> None:
     """Parts that do not add up to the matrix are an error that names one."""
     matrix = random_matrix("f32", OUT_FEATURES, IN_FEATURES, context.torch_generator(), name="misshapen")
-    spec = _spec([matrix], context.capabilities.compute_dtypes[0])
+    spec = weight_spec([matrix], context.capabilities.compute_dtypes[0])
     try:
         context.device.prepare_weight(spec, [matrix.stored, matrix.stored])
     except (CorruptWeights, UnsupportedFeature) as error:
@@ -280,7 +259,7 @@ def check_unknown_scheme(context: Context) -> None:
         scheme="no_such_scheme", shape=matrix.stored.shape, read=matrix.stored.read, source="conformance: weight"
     )
     try:
-        context.device.prepare_weight(_spec([matrix], context.capabilities.compute_dtypes[0]), [stored])
+        context.device.prepare_weight(weight_spec([matrix], context.capabilities.compute_dtypes[0]), [stored])
     except (UnsupportedFeature, ModelError) as error:
         assert "no_such_scheme" in str(error), f"the error for an unknown scheme does not name it: {error}"
         return
@@ -302,88 +281,8 @@ def check_overflow(context: Context) -> None:
     )
 
 
-def prepare(
-    context: Context, parts: Sequence[StoredMatrix], dtype: str, values: Tensor | None = None, **changes: Any
-) -> Prepared:
-    """Prepare parts as one weight; ``values`` is what it should be where that is not all the parts."""
-    capabilities = context.capabilities
-    spec = _spec(parts, dtype, **changes)
-    kept = any(part.stored.scheme in capabilities.weight_schemes for part in parts) and not spec.dequantise
-    return Prepared(
-        context.device,
-        context.device.prepare_weight(spec, [part.stored for part in parts]),
-        torch.cat([part.values for part in parts]) if values is None else values,
-        spec,
-        rounds_activations=kept and capabilities.quantises_activations,
-    )
-
-
-def activations(context: Context, count: int, dtype: str, features: int = IN_FEATURES) -> Tensor:
-    """Return ``count`` random rows on the device, or as many as the next bucket where shapes are static."""
-    x = torch.randn(bucket(count, token_buckets(context)), features, generator=context.torch_generator())
-    return x.to(context.device.torch_device, getattr(torch, dtype))
-
-
-def token_buckets(context: Context) -> Sequence[int]:
-    """Return the numbers of rows that a step may have; empty: any."""
-    return context.capabilities.token_buckets if context.capabilities.static_shapes else ()
-
-
-def check_product(prepared: Prepared, x: Tensor, what: str, **arguments: Tensor) -> None:
-    """Multiply and compare with the float64 product."""
-    dtype = prepared.spec.compute_dtype
-    result = prepared.linear(x, **arguments)
-    assert result.dtype == x.dtype, f"{what}: linear gives {result.dtype} for activations of {x.dtype}."
-    shape = (len(x), len(prepared.values))
-    assert tuple(result.shape) == shape, f"{what}: linear gives the shape {tuple(result.shape)} instead of {shape}."
-    exact_x = x.double().cpu()
-    expected = exact_x @ prepared.values.T
-    if "bias" in arguments:
-        expected += arguments["bias"].double().cpu()
-    # The length of the vector of products: errors that are independent of each other add up to a share of it.
-    length = (exact_x.square() @ prepared.values.square().T).sqrt()
-    share = FACTOR[dtype] * UNIT[dtype] + (ACTIVATION_ERROR if prepared.rounds_activations else 0)
-    tolerance = share * length + 2 * UNIT[dtype] * expected.abs()
-    _check_close(result, expected, tolerance, what)
-
-
-def check_rows(rows: Tensor, expected: Tensor, dtype: str, what: str) -> None:
-    """Compare looked-up rows, which are rounded once to the compute dtype."""
-    assert rows.dtype == getattr(torch, dtype), f"{what} gives {rows.dtype} instead of {dtype}."
-    shape = tuple(expected.shape)
-    assert tuple(rows.shape) == shape, f"{what} gives the shape {tuple(rows.shape)} instead of {shape}."
-    # Numbers below float16's normal range are rounded to multiples of 2^-24.
-    _check_close(rows, expected, 2 * UNIT[dtype] * expected.abs() + 2.0**-24, what)
-
-
-def _check_close(result: Tensor, expected: Tensor, tolerance: Tensor, what: str) -> None:
-    found = result.double().cpu()
-    assert not found.isnan().any(), (
-        f"{what}: NaN at row {found.isnan().nonzero()[0].tolist()}, though no input is NaN: was out read before written?"
-    )
-    wrong = (found - expected).abs() > tolerance
-    if not wrong.any():
-        return
-    row, column = wrong.nonzero()[0].tolist()
-    raise AssertionError(
-        f"{what}: {int(wrong.sum())} of {wrong.numel()} results are off, first [{row}, {column}]: "
-        f"{found[row, column]:.6g} instead of {expected[row, column]:.6g} (within {tolerance[row, column]:.1g}); "
-        f"columns {int(wrong.any(0).nonzero()[0])} to {int(wrong.any(0).nonzero()[-1])} are concerned."
-    )
-
-
 def _check(name: str, run: Callable[[Context], None]) -> Check:
     return Check(Level.KV_AND_WEIGHTS, f"weights/{name}", run)
-
-
-def _spec(parts: Sequence[StoredMatrix], dtype: str, **changes: Any) -> WeightSpec:
-    return WeightSpec(
-        name="layers.0.conformance",
-        out_features=sum(part.stored.shape[0] for part in parts),
-        in_features=parts[0].stored.shape[1],
-        compute_dtype=dtype,
-        **changes,
-    )
 
 
 def _warm_up(context: Context, dtype: str) -> None:

@@ -5,8 +5,9 @@ Grids are sampled: each value of an axis meets several values of the others, not
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations
-from typing import Any
+from functools import partial
+from itertools import combinations, product
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,6 +18,7 @@ from pageport.testing.conformance.attention_case import AttentionCase, Row, deco
 from pageport.testing.conformance.attention_verdict import check_case, check_step
 from pageport.testing.conformance.check import Check, Level
 from pageport.testing.conformance.context import Context
+from pageport.testing.conformance.declared import ATTENTION_VARIANTS
 from pageport.testing.conformance.scene import Scene
 
 # (query heads, KV heads)
@@ -24,21 +26,36 @@ HEAD_COUNTS = ((2, 2), (4, 2), (6, 2), (8, 2), (8, 1), (16, 2), (4, 1))
 # Where a device takes any head size.
 HEAD_SIZES = (16, 32, 64, 80, 96, 128, 192, 256)
 LONG = 4097
-VARIANTS = ("sliding_window", "softcap", "sinks", "alibi")
+
+
+class NamedCase(NamedTuple):
+    """What is behind ``attention/<name>``."""
+
+    name: str
+    case: AttentionCase
 
 
 def checks(context: Context) -> Iterator[Check]:
     """Yield the checks that apply to what the device declares."""
     capabilities = context.capabilities
+    for name, case in grid(capabilities):
+        yield Check(Level.ATTENTION, f"attention/{name}", partial(check_case, case=case))
     usual = typical(capabilities)
-    yield from _head_checks(capabilities, usual)
-    yield from _length_checks(capabilities, usual)
-    yield from _dtype_checks(capabilities, usual)
-    yield from _variant_checks(capabilities, usual)
-    yield from _batch_checks(capabilities, usual)
+    yield from _dtype_checks(capabilities)
     yield from _sequence_checks(capabilities, usual)
     yield from _refusal_checks(capabilities, usual)
     yield from _optional_checks(usual)
+
+
+def grid(capabilities: Capabilities) -> Iterator[NamedCase]:
+    """Yield the cases of one step."""
+    usual = typical(capabilities)
+    yield from _heads(capabilities, usual)
+    yield from _lengths(capabilities, usual)
+    yield from _dtypes(capabilities, usual)
+    yield from _variants(capabilities, usual)
+    yield from _windows(capabilities, usual)
+    yield from _batches(capabilities, usual)
 
 
 def mixed_rows(block_size: int) -> tuple[Row, ...]:
@@ -55,7 +72,7 @@ def mixed_rows(block_size: int) -> tuple[Row, ...]:
     )
 
 
-def _head_checks(capabilities: Capabilities, usual: AttentionCase) -> Iterator[Check]:
+def _heads(capabilities: Capabilities, usual: AttentionCase) -> Iterator[NamedCase]:
     """Every head size meets every block size; head counts take turns."""
     head_sizes = capabilities.head_sizes or HEAD_SIZES
     for outer, head_size in enumerate(head_sizes):
@@ -69,13 +86,13 @@ def _head_checks(capabilities: Capabilities, usual: AttentionCase) -> Iterator[C
                 head_size=head_size,
                 block_size=block_size,
             )
-            yield _check(f"heads/{num_heads} over {num_kv_heads}, head {head_size}, block {block_size}", case)
+            yield NamedCase(f"heads/{num_heads} over {num_kv_heads}, head {head_size}, block {block_size}", case)
     for num_heads, num_kv_heads in HEAD_COUNTS:
         case = replace(usual, rows=mixed_rows(usual.block_size), num_heads=num_heads, num_kv_heads=num_kv_heads)
-        yield _check(f"heads/{num_heads} over {num_kv_heads}", case)
+        yield NamedCase(f"heads/{num_heads} over {num_kv_heads}", case)
 
 
-def _length_checks(capabilities: Capabilities, usual: AttentionCase) -> Iterator[Check]:
+def _lengths(capabilities: Capabilities, usual: AttentionCase) -> Iterator[NamedCase]:
     """Lengths around the edges of one and two blocks, as decodes, whole prompts and chunks; a few long ones."""
     for block_size in capabilities.block_sizes:
         case = replace(usual, block_size=block_size)
@@ -83,41 +100,39 @@ def _length_checks(capabilities: Capabilities, usual: AttentionCase) -> Iterator
             {1, block_size - 1, block_size, block_size + 1, 2 * block_size - 1, 2 * block_size, 2 * block_size + 1}
             - {0}
         )
-        yield _check(f"lengths/decode, block {block_size}", replace(case, rows=tuple(Row(edge) for edge in edges)))
-        yield _check(
+        yield NamedCase(f"lengths/decode, block {block_size}", replace(case, rows=tuple(Row(edge) for edge in edges)))
+        yield NamedCase(
             f"lengths/prompt, block {block_size}", replace(case, rows=tuple(Row(edge, edge) for edge in edges))
         )
         chunks = [Row(edge + count, count) for edge in edges for count in (1, 3)] + [
             Row(edge + block_size + 1, block_size + 1) for edge in edges if block_size <= 64
         ]
-        yield _check(
+        yield NamedCase(
             f"lengths/chunk behind a cached prefix, block {block_size}", replace(case, rows=decodes_first(chunks))
         )
-    for block_size in {min(capabilities.block_sizes), usual.block_size, max(capabilities.block_sizes)}:
+    for block_size in sorted({min(capabilities.block_sizes), usual.block_size, max(capabilities.block_sizes)}):
         case = replace(usual, block_size=block_size, head_size=min(capabilities.head_sizes or (64,)))
         rows = (Row(LONG), Row(LONG - 1), Row(5), Row(LONG, 40), Row(3000, 130))
-        yield _check(f"lengths/up to {LONG}, block {block_size}", replace(case, rows=rows))
-    yield _check("lengths/long prompt", replace(usual, rows=(Row(1025, 1025),)))
+        yield NamedCase(f"lengths/up to {LONG}, block {block_size}", replace(case, rows=rows))
+    yield NamedCase("lengths/long prompt", replace(usual, rows=(Row(1025, 1025),)))
 
 
-def _dtype_checks(capabilities: Capabilities, usual: AttentionCase) -> Iterator[Check]:
-    for compute in capabilities.compute_dtypes:
-        for kept in capabilities.kv_dtypes:
-            name = f"dtypes/{compute} over {kept}"
-            if not getattr(torch, kept).is_floating_point:
-                yield Check(Level.ATTENTION, f"attention/{name}", _unknown_dtype(kept))
-                continue
-            rows = (*mixed_rows(usual.block_size)[:3], Row(1500), *mixed_rows(usual.block_size)[3:])
-            yield _check(name, replace(usual, compute_dtype=compute, kv_dtype=kept, rows=decodes_first(rows)))
+def _dtypes(capabilities: Capabilities, usual: AttentionCase) -> Iterator[NamedCase]:
+    for compute, kept in product(capabilities.compute_dtypes, filter(_is_floating_point, capabilities.kv_dtypes)):
+        rows = (*mixed_rows(usual.block_size)[:3], Row(1500), *mixed_rows(usual.block_size)[3:])
+        case = replace(usual, compute_dtype=compute, kv_dtype=kept, rows=decodes_first(rows))
+        yield NamedCase(f"dtypes/{compute} over {kept}", case)
 
 
-def _variant_checks(capabilities: Capabilities, usual: AttentionCase) -> Iterator[Check]:
+def _variants(capabilities: Capabilities, usual: AttentionCase) -> Iterator[NamedCase]:
     """Each variant alone and with each other one; windows of every kind of size."""
-    declared = [variant for variant in VARIANTS if variant in capabilities.attention_variants]
+    declared = [variant for variant in ATTENTION_VARIANTS if variant in capabilities.attention_variants]
     size = usual.block_size
     rows = (
         Row(1),
         Row(size + 1),
+        # Longer than the window, but by less than a block: none is freed.
+        Row(size + 9),
         Row(5 * size),
         Row(5 * size + 2),
         Row(9, 9),
@@ -125,27 +140,25 @@ def _variant_checks(capabilities: Capabilities, usual: AttentionCase) -> Iterato
         Row(3 * size, 2),
     )
     for chosen in [*((variant,) for variant in declared), *combinations(declared, 2)]:
-        case = _with_variants(replace(usual, rows=rows), chosen, size + 5, capabilities)
-        yield _check(f"variants/{' and '.join(chosen)}", case)
+        case = _with_variants(replace(usual, rows=rows, num_heads=8), chosen, size + 5, capabilities)
+        yield NamedCase(f"variants/{' and '.join(chosen)}", case)
         for dtype in capabilities.compute_dtypes:
             if dtype != usual.compute_dtype and dtype in capabilities.kv_dtypes and len(chosen) == 1:
-                yield _check(f"variants/{chosen[0]}, {dtype}", replace(case, compute_dtype=dtype, kv_dtype=dtype))
-    if "sliding_window" in declared:
-        for block_size in sorted({min(capabilities.block_sizes), size, max(capabilities.block_sizes)}):
-            for window in sorted({1, 2, block_size - 1, block_size, block_size + 1, 3 * block_size, 1000} - {0}):
-                long = 3 * block_size
-                windows = (
-                    Row(1),
-                    Row(long),
-                    Row(long + 1),
-                    Row(long + 2),
-                    Row(long + 7, 7),
-                    Row(block_size + 3, block_size + 3),
-                )
-                case = _with_variants(
-                    replace(usual, rows=windows, block_size=block_size), ("sliding_window",), window, capabilities
-                )
-                yield _check(f"windows/{window}, block {block_size}", case)
+                yield NamedCase(f"variants/{chosen[0]}, {dtype}", replace(case, compute_dtype=dtype, kv_dtype=dtype))
+
+
+def _windows(capabilities: Capabilities, usual: AttentionCase) -> Iterator[NamedCase]:
+    """Windows of every kind of size, over rows that fill and just overflow them."""
+    if "sliding_window" not in capabilities.attention_variants:
+        return
+    sizes = capabilities.block_sizes
+    for size in sorted({min(sizes), usual.block_size, max(sizes)}):
+        for window in sorted({1, 2, size - 1, size, size + 1, 3 * size, 1000} - {0}):
+            rows = (*(Row(length) for length in (1, 3 * size, 3 * size + 1, 3 * size + 2)), Row(3 * size + 7, 7))
+            case = replace(usual, rows=(*rows, Row(size + 3, size + 3)), block_size=size, num_heads=8)
+            yield NamedCase(
+                f"windows/{window}, block {size}", _with_variants(case, ("sliding_window",), window, capabilities)
+            )
 
 
 def _with_variants(
@@ -161,33 +174,41 @@ def _with_variants(
     return replace(case, **changes, has_sinks="sinks" in variants, has_alibi="alibi" in variants)
 
 
-def _batch_checks(capabilities: Capabilities, usual: AttentionCase) -> Iterator[Check]:
+def _batches(capabilities: Capabilities, usual: AttentionCase) -> Iterator[NamedCase]:
     """What a step may look like."""
     rows = mixed_rows(usual.block_size)
     decodes, prefills = rows[:4], rows[4:]
-    yield _check("batch/decodes only", replace(usual, rows=decodes))
-    yield _check("batch/one decode", replace(usual, rows=decodes[1:2]))
-    yield _check("batch/many decodes", replace(usual, rows=tuple(Row(1 + 7 * index % 90) for index in range(70))))
-    yield _check("batch/prefills only", replace(usual, rows=prefills))
-    yield _check("batch/one prompt", replace(usual, rows=prefills[:1]))
-    yield _check("batch/empty", replace(usual, rows=()))
-    yield _check("batch/decodes with padding", replace(usual, rows=(*decodes, Row(0), Row(0))))
-    yield _check("batch/only padding", replace(usual, rows=(Row(0), Row(0))))
-    yield _check("batch/prefills with padding", replace(usual, rows=(*prefills, Row(0, 3), Row(0))))
-    yield _check("batch/more table than needed", replace(usual, rows=rows, extra_columns=5))
-    yield _check("batch/decodes with more table than needed", replace(usual, rows=(*decodes, Row(0)), extra_columns=5))
-    yield _check("batch/contiguous query", replace(usual, rows=rows, is_strided=False))
-    yield _check("batch/one-token chunks that are no decodes", replace(usual, rows=rows, has_decodes=False))
+    yield NamedCase("batch/decodes only", replace(usual, rows=decodes))
+    yield NamedCase("batch/one decode", replace(usual, rows=decodes[1:2]))
+    yield NamedCase("batch/many decodes", replace(usual, rows=tuple(Row(1 + 7 * index % 90) for index in range(70))))
+    yield NamedCase("batch/prefills only", replace(usual, rows=prefills))
+    yield NamedCase("batch/one prompt", replace(usual, rows=prefills[:1]))
+    yield NamedCase("batch/empty", replace(usual, rows=()))
+    yield NamedCase("batch/decodes with padding", replace(usual, rows=(*decodes, Row(0), Row(0))))
+    yield NamedCase("batch/only padding", replace(usual, rows=(Row(0), Row(0))))
+    yield NamedCase("batch/prefills with padding", replace(usual, rows=(*prefills, Row(0, 3), Row(0))))
+    yield NamedCase("batch/more table than needed", replace(usual, rows=rows, extra_columns=5))
+    yield NamedCase(
+        "batch/decodes with more table than needed", replace(usual, rows=(*decodes, Row(0)), extra_columns=5)
+    )
+    yield NamedCase("batch/contiguous query", replace(usual, rows=rows, is_strided=False))
+    yield NamedCase("batch/one-token chunks that are no decodes", replace(usual, rows=rows, has_decodes=False))
     longest = capabilities.max_decode_query_len
     if longest > 1:
         several = tuple(
             Row(usual.block_size * (index % 3) + longest + index, 1 + index % longest) for index in range(9)
         )
         case = replace(usual, rows=several, max_decode_query_len=longest)
-        yield _check("batch/several queries in a decode", case)
-        yield _check("batch/several queries in a decode, with prefills", replace(case, rows=(*several, Row(50, 30))))
+        yield NamedCase("batch/several queries in a decode", case)
+        yield NamedCase("batch/several queries in a decode, with prefills", replace(case, rows=(*several, Row(50, 30))))
     if capabilities.mixed_batches and not capabilities.decode_first:
-        yield _check("batch/any order", replace(usual, rows=tuple(reversed(rows)), has_decodes=False))
+        yield NamedCase("batch/any order", replace(usual, rows=tuple(reversed(rows)), has_decodes=False))
+
+
+def _dtype_checks(capabilities: Capabilities) -> Iterator[Check]:
+    for kept in capabilities.kv_dtypes:
+        if not _is_floating_point(kept):
+            yield Check(Level.ATTENTION, f"attention/dtypes/{kept}", partial(_fail_unknown_dtype, name=kept))
 
 
 def _sequence_checks(capabilities: Capabilities, usual: AttentionCase) -> Iterator[Check]:
@@ -203,7 +224,7 @@ def _sequence_checks(capabilities: Capabilities, usual: AttentionCase) -> Iterat
 
 
 def _refusal_checks(capabilities: Capabilities, usual: AttentionCase) -> Iterator[Check]:
-    for variant in VARIANTS:
+    for variant in ATTENTION_VARIANTS:
         if variant not in capabilities.attention_variants:
             yield Check(Level.ATTENTION, f"attention/refused/{variant}", _refused(variant, usual))
 
@@ -215,10 +236,6 @@ def _optional_checks(usual: AttentionCase) -> Iterator[Check]:
     yield Check(Level.ATTENTION, "attention/right or refused/values wider than keys", _right_or_refused(wider))
     everywhere = replace(usual, rows=rows, causal=False)
     yield Check(Level.ATTENTION, "attention/right or refused/not causal", _right_or_refused(everywhere))
-
-
-def _check(name: str, case: AttentionCase) -> Check:
-    return Check(Level.ATTENTION, f"attention/{name}", lambda context: check_case(context, case))
 
 
 def _sequence(case: AttentionCase) -> Callable[[Context], None]:
@@ -282,10 +299,12 @@ def _right_or_refused(case: AttentionCase) -> Callable[[Context], None]:
     return run
 
 
-def _unknown_dtype(name: str) -> Callable[[Context], None]:
-    def run(context: Context) -> None:
-        raise AssertionError(
-            f"kv_dtypes declares {name}, whose rounding this suite has no oracle for: declare a deviation."
-        )
+def _fail_unknown_dtype(context: Context, name: str) -> None:
+    raise AssertionError(
+        f"kv_dtypes declares {name}, whose rounding this suite has no oracle for. Declare a deviation."
+    )
 
-    return run
+
+def _is_floating_point(name: str) -> bool:
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype.is_floating_point

@@ -18,14 +18,15 @@ def checks(context: Context) -> Iterator[Check]:
 
     size = bench.block_size
     for name, model in (("llama", bench.llama), ("gpt2", bench.gpt2)):
-        yield check(f"{name}/alone", alone, model)
         yield check(f"{name}/together", together, model)
-        yield check(f"{name}/fork n=4", fork, model)
+        yield check(f"{name}/chunks of 7", together, model, max_num_batched_tokens=7)
         yield check(f"{name}/prefix hit", prefix_hit, model)
-        for chunk in (1, 7, size, size + 1):
-            yield check(f"{name}/chunks of {chunk}", together, model, max_num_batched_tokens=chunk)
-        yield check(f"{name}/preempted, recomputed", preempted, model)
-        yield check(f"{name}/preempted, swapped", swapped, model)
+        yield check(f"{name}/fork n=4", fork, model)
+    yield check("llama/alone", alone, bench.llama)
+    for chunk in (1, size, size + 1):
+        yield check(f"llama/chunks of {chunk}", together, bench.llama, max_num_batched_tokens=chunk)
+    yield check("llama/preempted, recomputed", preempted, bench.llama)
+    yield check("llama/preempted, swapped", swapped, bench.llama)
     for depth in sorted({0, context.capabilities.pipeline_depth}):
         yield check(f"llama/pipeline depth {depth}", together, bench.llama, pipeline_depth=depth)
     yield check("llama/beam search", beam_search)
@@ -73,9 +74,7 @@ def together(bench: EngineBench, context: Context, model: TinyModel, **settings:
         require_free(engine)
 
 
-def in_dtype(
-    bench: EngineBench, context: Context, model: TinyModel, dtype: str, kv_dtype: str | None = None
-) -> None:
+def in_dtype(bench: EngineBench, context: Context, model: TinyModel, dtype: str, kv_dtype: str | None = None) -> None:
     generator = context.numpy_generator()
     kv_dtype = kv_dtype or bench.kv_dtype(dtype)
     prompts = [random_prompt(generator, length) for length in prompt_lengths(bench)]
