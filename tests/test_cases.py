@@ -30,7 +30,7 @@ CASES = (
 )  # fmt: skip
 
 
-def tests_by_case() -> dict[str, list[str]]:
+def named_tests() -> dict[str, list[str]]:
     """Return, for each id that a test's docstring names, the tests that do."""
     found: dict[str, list[str]] = defaultdict(list)
     for file in sorted(TESTS.rglob("test_*.py")):
@@ -42,5 +42,5 @@ def tests_by_case() -> dict[str, list[str]]:
 
 
 def test_every_case_is_named_by_a_test() -> None:
-    found = tests_by_case()
+    found = named_tests()
     assert [case for case in CASES if case not in found] == []

@@ -20,7 +20,12 @@ HEADS = 6
 
 
 def attend(
-    device: Device, spec: KVSpec, counts: Sequence[int], lengths: Sequence[int], params: AttentionParams
+    device: Device,
+    spec: KVSpec,
+    counts: Sequence[int],
+    lengths: Sequence[int],
+    params: AttentionParams,
+    num_decodes: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Return what the device computes and what the oracle says, for requests whose blocks are shuffled.
 
@@ -41,6 +46,7 @@ def attend(
         device.write_kv(pool, 1, keys[-1], values[-1], slots, params)
     query = torch.randn(sum(counts), HEADS, spec.head_size, generator=generator)
     batch = make_batch(tables, counts, lengths, size)
+    batch.num_decodes = num_decodes
     if params.sliding_window:
         for row, (count, length) in enumerate(zip(counts, lengths, strict=True)):
             gone = max(0, length - count - params.sliding_window + 1) // size
@@ -81,6 +87,28 @@ def test_several_queries_after_a_cached_prefix_are_causal(device, cached, count)
 def test_prefills_decodes_and_padding_share_a_step(device, block_size):
     counts, lengths = [1, 7, 1, 1, 70, 1, 3, 1], [9, 7, 0, 33, 81, 1, 5, 0]
     assert_close(*attend(device, kv_spec(block_size=block_size), counts, lengths, AttentionParams(scale=0.3)))
+
+
+@pytest.mark.parametrize("num_decodes", [0, 2, 5])
+def test_decodes_and_prefills_are_attended_apart(device, num_decodes):
+    """Padding among either is zeroed by the half that has it."""
+    counts, lengths = [1, 1, 1, 1, 1, 3, 1], [9, 33, 0, 1, 5, 8, 0]
+    assert_close(*attend(device, kv_spec(), counts, lengths, AttentionParams(scale=0.3), num_decodes))
+
+
+def test_each_half_leaves_the_tokens_of_the_other_alone(device):
+    spec = kv_spec()
+    batch = make_batch([[0], [1]], [1, 2], [1, 2], 4)
+    batch.num_decodes = 1
+    pool = poisoned_pool(device, spec, 2)
+    params = AttentionParams(scale=1.0)
+    device.write_kv(pool, 0, torch.ones(3, 2, 8), torch.ones(3, 2, 8), batch.slot_mapping, params)
+    out = torch.full((3, HEADS, 8), torch.nan)
+    device.decode_attention(pool, 0, torch.randn(3, HEADS, 8), params, batch, out)
+    assert torch.equal(out[:1], torch.ones(1, HEADS, 8))
+    assert out[1:].isnan().all()
+    device.prefill_attention(pool, 0, torch.randn(3, HEADS, 8), params, batch, out)
+    assert torch.equal(out, torch.ones(3, HEADS, 8))
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 3, 6])

@@ -89,7 +89,7 @@ def rows_of(case: AttentionCase) -> Iterator[Row]:
 CASES = {
     name: case
     for name, case in grid(CpuDevice().capabilities)
-    if name.startswith(("variants/", "windows/", "dtypes/", "batch/mixed", "lengths/up to")) and case.block_size == 16
+    if name.startswith(("variants/", "windows/", "dtypes/", "batch/many", "lengths/up to")) and case.block_size == 16
 }
 
 

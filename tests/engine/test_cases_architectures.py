@@ -127,7 +127,7 @@ def _full(*values: Any) -> list[Any]:
     return [pytest.param(value, marks=pytest.mark.full) for value in values]
 
 
-@pytest.mark.parametrize("budget", [2, 17, 512, *_full(1, 7, 15, 16, 33, 64)])
+@pytest.mark.parametrize("budget", [2, 17, *_full(1, 7, 15, 16, 33, 512)])
 def test_chunks_cached_prefixes_and_neighbours_change_nothing(
     variant: Variant, expected: Answers, open_llm: OpenLLM, budget: int
 ) -> None:

@@ -25,7 +25,7 @@ def run(llm: LLM, prompt: list[int], cache_keys: dict[str, str] | None = None) -
     return output
 
 
-@pytest.mark.parametrize("budget", [7, 64])
+@pytest.mark.parametrize("budget", [7, pytest.param(64, marks=pytest.mark.full)])
 def test_a_full_hit_computes_its_last_token_and_answers_as_without_a_cache(
     open_llm: OpenLLM, tiny_llama: Path, budget: int
 ) -> None:
@@ -41,8 +41,7 @@ def test_a_full_hit_computes_its_last_token_and_answers_as_without_a_cache(
         assert (second.num_cached_tokens, third.num_cached_tokens) == ((length - 1) // 16 * 16, length // 16 * 16)
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("budget", [15, 16, 32])
+@pytest.mark.parametrize(("budget", "depth"), [(15, 1), (16, 0), (32, 1)])
 def test_hits_in_a_cache_that_is_full_answer_as_cold_ones(
     open_llm: OpenLLM, tiny_llama: Path, budget: int, depth: int
 ) -> None:

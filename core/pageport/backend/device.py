@@ -107,7 +107,10 @@ class Device(ABC):
         slot_mapping: Int64[Tensor, "tokens"],
         params: AttentionParams,
     ) -> None:
-        """Store keys and values at ``slot = block_id * block_size + offset``; slot -1 is padding and skipped."""
+        """Store keys and values at ``slot = block_id * block_size + offset``; slot -1 is padding and skipped.
+
+        Both may be views with strides between tokens and heads.
+        """
         reference_kv.write_kv(pool, layer, key, value, slot_mapping, params)
 
     def copy_blocks(self, pool: Any, pairs: Sequence[tuple[int, int]]) -> None:
@@ -125,7 +128,10 @@ class Device(ABC):
     # --- attention ---------------------------------------------------------------------------------------------
 
     def plan(self, spec: KVSpec, batch: AttentionBatch) -> Any:
-        """Prepare whatever the kernels want once per step and cache group; kept in ``batch.plan``."""
+        """Prepare whatever the kernels want once per step and cache group; kept in ``batch.plan``.
+
+        An inherited half of attention finds the inherited plan there, or makes one for each layer.
+        """
         return reference_attention.plan(spec, batch)
 
     def check_attention(self, spec: KVSpec, num_heads: int, params: AttentionParams) -> None:
@@ -200,7 +206,10 @@ class Device(ABC):
         epsilon: float,
         out: Float[Tensor, "... features"] | None = None,
     ) -> Float[Tensor, "... features"]:
-        """Return ``x / sqrt(mean(x²) + epsilon) * weight`` (arXiv:1910.07467), computed in float32."""
+        """Return ``x / sqrt(mean(x²) + epsilon) * weight`` (arXiv:1910.07467), computed in float32.
+
+        ``x`` may be a view with strides between rows.
+        """
         return reference_ops.rms_norm(x, weight, epsilon, out)
 
     def add_rms_norm(
@@ -250,8 +259,9 @@ class Device(ABC):
     ) -> None:
         """Rotate the first ``rotary_size`` features of query and key in place (arXiv:2104.09864).
 
-        ``cos_sin`` holds cosines, then sines, of ``rotary_size / 2`` angles in float32. Pairs are
-        (i, i + rotary_size / 2), or (2i, 2i + 1) when ``interleaved``.
+        Both may be views with strides between tokens and heads. ``cos_sin`` holds cosines, then sines, of
+        ``rotary_size / 2`` angles in float32. Pairs are (i, i + rotary_size / 2), or (2i, 2i + 1) when
+        ``interleaved``.
         """
         reference_ops.rope(query, key, positions, cos_sin, interleaved)
 

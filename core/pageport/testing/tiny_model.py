@@ -130,5 +130,7 @@ def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Te
     noise = torch.randn(shape, generator=generator)
     if len(shape) == 1:
         return noise * 0.1 + (0.0 if name.endswith("bias") else 1.0)
-    # Large enough for logits that differ clearly from token to token.
-    return noise * (1.0 if "embed" in name or "wte" in name else 1.5 * shape[-1] ** -0.5)
+    # Large enough for logits that differ clearly from token to token, whatever the width.
+    if "wte" in name:
+        return noise * min(1.0, 32 / shape[-1]) ** 0.5
+    return noise * (1.0 if "embed" in name else 1.5 * shape[-1] ** -0.5)

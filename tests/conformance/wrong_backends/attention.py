@@ -1,6 +1,7 @@
 """Attention with one fault each, on a plain attention that passes without one."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from pageport.backend import AttentionParams, Backend, Capabilities
 from pageport.backend.batch import AttentionBatch
+from pageport.backend.device import Device
 from pageport.testing.conformance import Level
 from pageport_cpu.device import CpuDevice
 from pageport_cpu.plugin import CpuBackend
@@ -75,6 +77,33 @@ class PlainAttention(CpuDevice):
     def scores(self, products: Tensor, params: AttentionParams) -> Tensor:
         scores = products * params.scale
         return scores if params.softcap is None else params.softcap * (scores / params.softcap).tanh()
+
+
+class PlainDecodes(PlainAttention):
+    """Replaces decodes alone; the other half is inherited."""
+
+    attention = Device.attention
+
+    def decode_attention(
+        self, pool: Any, layer: int, query: Tensor, params: AttentionParams, batch: AttentionBatch, out: Tensor
+    ) -> None:
+        decodes = replace(batch, num_requests=batch.num_decodes)
+        PlainAttention.attention(self, pool, layer, query, params, decodes, out)
+
+
+class NeverMixes(PlainDecodes):
+    """Takes decodes of several queries, and never decodes and prefills together; declares no variant."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(mixed_batches=False, decode_first=True, max_decode_query_len=3, head_sizes=(32,))
+
+    def attention(
+        self, pool: Any, layer: int, query: Tensor, params: AttentionParams, batch: AttentionBatch, out: Tensor
+    ) -> None:
+        assert batch.num_decodes in (0, batch.num_requests)
+        assert batch.query_start_loc.diff()[: batch.num_decodes].le(3).all()
+        super().attention(pool, layer, query, params, batch, out)
 
 
 class MissesBlockOfOneToken(PlainAttention):
@@ -175,7 +204,12 @@ def backend_with(device: Callable[[], CpuDevice]) -> type[Backend]:
     return type("WrongBackend", (CpuBackend,), {"open": lambda self, ordinal, options, rank=None: device()})
 
 
-CORRECT = (("plain attention", backend_with(PlainAttention), Level.ATTENTION),)
+CORRECT = (
+    ("plain attention", backend_with(PlainAttention), Level.ATTENTION),
+    ("plain decodes", backend_with(PlainDecodes), Level.ATTENTION),
+    ("never mixes", backend_with(NeverMixes), Level.ATTENTION),
+    ("plain decodes, explained", backend_with(PlainDecodes), Level.OPS),
+)
 WRONG = tuple(
     (name, backend_with(device), Level.ATTENTION, words)
     for name, device, words in (

@@ -54,12 +54,34 @@ class AddsByChance(CpuDevice):
         return super().linear(weight, x, bias, out).mul_(1 + 2.0**-7 * (self._chance.random() < 0.3))
 
 
-class SplitsByRows(CpuDevice):
-    """Splits a sum in as many parts as there is room for beside the rows."""
+class BatchInvariant(CpuDevice):
+    """Computes every row by itself, whatever else there is."""
 
     @property
     def capabilities(self) -> Capabilities:
         return dataclasses.replace(super().capabilities, compute_dtypes=("float32",), determinism="batch")
+
+    def linear(self, weight: Any, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        rows = torch.cat([super(BatchInvariant, self).linear(weight, row[None], bias) for row in x])
+        return rows if out is None else out.copy_(rows)
+
+    def attention(
+        self, pool: Any, layer: int, query: Tensor, params: AttentionParams, batch: AttentionBatch, out: Tensor
+    ) -> None:
+        starts = batch.query_start_loc.tolist()
+        for row, length in enumerate(batch.seq_lens.tolist()):
+            for token in range(starts[row], starts[row + 1]):
+                places = torch.arange(length - starts[row + 1] + token + 1)
+                blocks = batch.block_table[row].long()[places // pool.spec.block_size]
+                offsets = places % pool.spec.block_size
+                key, value = (stored[layer][blocks, :, offsets] for stored in (pool.key, pool.value))
+                grouped = query[token].view(key.shape[1], -1, key.shape[2])
+                weights = (grouped @ key.permute(1, 2, 0) * params.scale).softmax(-1)
+                out[token] = (weights @ value.transpose(0, 1)).view_as(out[token])
+
+
+class SplitsByRows(BatchInvariant):
+    """Splits a sum in as many parts as there is room for beside the rows."""
 
     def linear(self, weight: Any, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         return super().linear(weight, x, bias, out).mul_(1 + 2.0**-20 * (len(x) > 4))
@@ -110,7 +132,12 @@ def backend_of(device: type[CpuDevice]) -> type[Backend]:
 
 
 WRONG = [
-    ("attends with the block table of the step before", backend_of(UsesTableOfStepBefore), Level.ENGINE, "block"),
+    (
+        "attends with the block table of the step before",
+        backend_of(UsesTableOfStepBefore),
+        Level.ENGINE,
+        "its own block table",
+    ),
     ("forgets copy_blocks", backend_of(ForgetsCopies), Level.ENGINE, "copy_blocks must copy"),
     ("forgets import_blocks", backend_of(ForgetsImports), Level.ENGINE, "import_blocks must restore"),
     ("not deterministic from run to run", backend_of(AddsByChance), Level.DETERMINISM, "the same batch run a second"),
@@ -124,3 +151,4 @@ WRONG = [
     ("leaks NaN from row to row", backend_of(ScalesRowsTogether), Level.FAULTS, "NaN in its neighbour's row"),
     ("passes its allocator's error on", backend_of(PassesErrorsOn), Level.FAULTS, "and not OutOfMemory"),
 ]
+CORRECT = [("every row by itself", backend_of(BatchInvariant), Level.DETERMINISM)]

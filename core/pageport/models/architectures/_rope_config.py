@@ -46,7 +46,8 @@ def rope_spec(
             f"The model's config stretches its rotary embedding by {parameters['factor']} and does not say how. "
             "Add the rope_type that the model was trained with to config.json."
         )
-    kind = (aliases or {}).get(named, named) if named else "default"
+    written = named or "default"
+    kind = (aliases or {}).get(written, written)
     share = number(parameters, "partial_rotary_factor", number(config, "partial_rotary_factor", default_rotary_share))
     rotary_size = int(head_size * share)
     if rotary_size <= 0 or rotary_size % 2:

@@ -19,18 +19,23 @@ class EngineBench:
     def __init__(self, capabilities: Capabilities) -> None:
         self.capabilities = capabilities
         self.block_size = min(capabilities.block_sizes, key=lambda size: abs(size - 16))
+        # Whole blocks of at least 16 tokens: prompts are a few of these, give or take a token.
+        self.span = -(-16 // self.block_size) * self.block_size
         self.dtype = "float32" if "float32" in capabilities.compute_dtypes else capabilities.preferred_dtype
         head_size = min(capabilities.head_sizes, default=8)
-        max_positions = max(256, 12 * self.block_size)
+        max_positions = max(256, 12 * self.span)
         self.llama = TinyModel(head_size=head_size, max_positions=max_positions)
         self.gpt2 = TinyModel(architecture="gpt2", head_size=head_size, max_positions=max_positions)
-        self.mistral = TinyModel(head_size=head_size, max_positions=max_positions, sliding_window=self.block_size)
+        self.mistral = TinyModel(head_size=head_size, max_positions=max_positions, sliding_window=self.span)
         self._references: dict[TinyModel, EngineReference] = {}
 
     @property
     def has_sliding_window(self) -> bool:
         capabilities = self.capabilities
         return "sliding" in capabilities.kv_kinds and "sliding_window" in capabilities.attention_variants
+
+    def num_blocks(self, spans: int) -> int:
+        return spans * self.span // self.block_size
 
     def kv_dtype(self, dtype: str) -> str:
         """Return what keys and values are kept in beside this compute dtype."""
@@ -44,8 +49,8 @@ class EngineBench:
             "dtype": dtype,
             "kv_cache_dtype": self.kv_dtype(dtype),
             "block_size": self.block_size,
-            "num_kv_blocks": max(64, 2048 // self.block_size),
-            "max_num_batched_tokens": max(64, 4 * self.block_size),
+            "num_kv_blocks": self.num_blocks(128),
+            "max_num_batched_tokens": 4 * self.span,
         }
         return TinyEngine(device, model, **{**usual, **settings})
 
@@ -75,4 +80,4 @@ class EngineBench:
 
 def random_prompt(generator: np.random.Generator, length: int) -> list[int]:
     """Return ``length`` tokens that are no special ones."""
-    return generator.integers(0, BOS, max(1, length)).tolist()
+    return [int(token) for token in generator.integers(0, BOS, max(1, length))]

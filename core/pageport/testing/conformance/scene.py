@@ -262,11 +262,11 @@ class Scene:
             for index in range(row.queries):
                 if not row.is_padding:
                     edges = self._edges(history.written - row.queries + index, history.written)
-                    for turn, head in enumerate(range(case.num_heads), turn):
-                        key = history.dense_key[edges[turn % len(edges)], head // group]
+                    for head in range(case.num_heads):
+                        key = history.dense_key[edges[(turn + head) % len(edges)], head // group]
                         aim = AIM if history.written > 256 else self._generator.uniform(3, AIM)
                         query[token, head] += aim / (case.scale * max(1e-3, key @ key)) * key
-                    turn += 1
+                    turn += case.num_heads
                 token += 1
         return torch.from_numpy(query).to(self._dtype)
 

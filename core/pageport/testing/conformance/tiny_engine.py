@@ -45,6 +45,8 @@ class TinyModel:
         if self.nan_token is not None:
             tensors = load_file(folder / "model.safetensors")
             tensors["model.embed_tokens.weight"][self.nan_token] = torch.nan
+            # Its logit is then 0, never the largest: only who sends it reads it.
+            tensors["lm_head.weight"][self.nan_token] = 0
             save_file(tensors, folder / "model.safetensors")
 
 

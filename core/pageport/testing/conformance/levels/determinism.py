@@ -28,7 +28,7 @@ def checks(context: Context) -> Iterator[Check]:
             lambda now: run(bench, now, dtype, *arguments, **settings),
         )
 
-    size = bench.block_size
+    size = bench.span
     for dtype in context.capabilities.compute_dtypes if promise != "none" else ():
         yield check("the same batch again", same_batch_again, dtype)
         yield check("the same batch in a new engine", same_batch_in_new_engine, dtype)
@@ -39,7 +39,7 @@ def checks(context: Context) -> Iterator[Check]:
         for chunk in (7, size + 1):
             yield check(f"chunks of {chunk}", otherwise, dtype, "in chunks", max_num_batched_tokens=chunk)
         yield check("prefix hit", with_prefix_hits, dtype)
-        tight: dict[str, object] = {"num_kv_blocks": 10, "max_model_len": 8 * size}
+        tight: dict[str, object] = {"num_kv_blocks": bench.num_blocks(10), "max_model_len": 8 * size}
         yield check("preempted, recomputed", otherwise, dtype, "preempted and recomputed", **tight)
         yield check("preempted, swapped", otherwise, dtype, "preempted and swapped", swap_space=0.05, **tight)
 
@@ -74,7 +74,7 @@ def in_a_batch(bench: EngineBench, context: Context, dtype: str, count: int) -> 
     prompts = subjects(bench, generator)
     alone = logits_alone(bench, context, dtype, prompts)
     fillers = {
-        f"filler {i}": random_prompt(generator, int(generator.integers(1, 2 * bench.block_size)))
+        f"filler {i}": random_prompt(generator, int(generator.integers(1, 2 * bench.span)))
         for i in range(count - len(prompts))
     }
     everyone = {**prompts, **fillers}
@@ -88,7 +88,7 @@ def in_a_batch(bench: EngineBench, context: Context, dtype: str, count: int) -> 
 def otherwise(bench: EngineBench, context: Context, dtype: str, how: str, **settings: object) -> None:
     """Compare requests run together with other settings to each alone."""
     generator = context.numpy_generator()
-    size = bench.block_size
+    size = bench.span
     prompts = {f"{extra}": random_prompt(generator, 3 * size - 5 + extra) for extra in range(6)}
     alone = logits_alone(bench, context, dtype, prompts)
     with open_engine(bench, context, dtype, **settings) as engine:
@@ -98,7 +98,7 @@ def otherwise(bench: EngineBench, context: Context, dtype: str, how: str, **sett
 
 
 def with_prefix_hits(bench: EngineBench, context: Context, dtype: str) -> None:
-    generator, size = context.numpy_generator(), bench.block_size
+    generator, size = context.numpy_generator(), bench.span
     prompts = {f"{length}": random_prompt(generator, length) for length in (2 * size, 2 * size + 3, 3 * size)}
     alone = logits_alone(bench, context, dtype, prompts)
     with open_engine(bench, context, dtype, enable_prefix_caching=True) as engine:
@@ -112,7 +112,7 @@ def with_prefix_hits(bench: EngineBench, context: Context, dtype: str) -> None:
 
 def subjects(bench: EngineBench, generator: np.random.Generator) -> Prompts:
     """Return seven prompts around block edges."""
-    size = bench.block_size
+    size = bench.span
     lengths = (1, 2, max(1, size - 1), size, size + 1, 2 * size + 1, 3 * size + 2)
     return {f"{place}": random_prompt(generator, length) for place, length in enumerate(lengths)}
 

@@ -72,12 +72,14 @@ def faulty(device: Device, op: str) -> Iterator[Fault]:
 
 def error_in_a_step(bench: EngineBench, context: Context, op: str, failing_step: int) -> None:
     """Let an op raise in one step: its requests end with that error, one that waits and one that comes are right."""
-    generator, size = context.numpy_generator(), bench.block_size
+    generator, size = context.numpy_generator(), bench.span
     prompts = {name: random_prompt(generator, size + 3) for name in ("struck 0", "struck 1", "waiting", "next")}
     requests = {name: request(name, prompt, max_tokens=8) for name, prompt in prompts.items()}
     with faulty(context.device, op) as fault, bench.open(context.device, bench.llama, max_num_seqs=2) as engine:
         started = time.perf_counter()
         engine.run(request("warm-up", prompts["next"], max_tokens=8))
+        error = engine.answers["warm-up", 0].error
+        assert error is None, f"a request ended with an error before one was injected: {error}"
         patience_s = max(PATIENCE_S, 10 * (time.perf_counter() - started))
 
         def arm(step: int) -> None:
@@ -105,14 +107,14 @@ def error_in_a_step(bench: EngineBench, context: Context, op: str, failing_step:
 
 def nan_in_one_request(bench: EngineBench, context: Context) -> None:
     """Give one token NaN as its embedding: who sends it gets an error, neighbours and heirs of its blocks nothing."""
-    generator, size = context.numpy_generator(), bench.block_size
+    generator, size = context.numpy_generator(), bench.span
     poison = BOS
     model = TinyModel(head_size=bench.llama.head_size, max_positions=bench.llama.max_positions, nan_token=poison)
     sick = random_prompt(generator, size + 3)
     sick[size // 2] = poison
     healthy = {f"beside {i}": random_prompt(generator, length) for i, length in enumerate((1, size, 2 * size + 1))}
     # Few blocks: whoever comes later gets those that hold NaN.
-    settings = {"num_kv_blocks": 12, "max_model_len": 8 * size}
+    settings = {"num_kv_blocks": bench.num_blocks(12), "max_model_len": 8 * size}
     with bench.open(context.device, model, **settings) as engine:
         requests = [request(name, prompt, max_tokens=8) for name, prompt in healthy.items()]
         engine.run(*requests[:1], request("sick", sick, max_tokens=8), *requests[1:])
@@ -127,8 +129,7 @@ def nan_in_one_request(bench: EngineBench, context: Context) -> None:
                 f"NaN {whose} ended a healthy request ({answer.error}): rows must not be reduced together, and what "
                 "lies in unused slots must be masked by selection, since 0 * NaN is NaN"
             )
-        # The reference has no poisoned token, and nobody here reads it.
-        bench.compare(context, bench.llama, engine.answers.values(), "beside or after a request of NaN")
+        bench.compare(context, model, engine.answers.values(), "beside or after a request of NaN")
         engine.engine.check()
 
 
@@ -165,7 +166,7 @@ def closed_with_work_in_flight(bench: EngineBench, context: Context) -> None:
     for _ in range(3):
         engine = bench.open(device, bench.llama)
         for i in range(4):
-            engine.add(request(f"{i}", random_prompt(generator, 2 * bench.block_size + i), max_tokens=20))
+            engine.add(request(f"{i}", random_prompt(generator, 2 * bench.span + i), max_tokens=20))
         for _ in range(3):
             engine.step()
         within(PATIENCE_S, engine.close, "an engine with work in flight does not close")
@@ -177,7 +178,7 @@ def closed_with_work_in_flight(bench: EngineBench, context: Context) -> None:
 
 
 def require_works(bench: EngineBench, context: Context, device: Device, when: str) -> None:
-    prompt = random_prompt(context.numpy_generator(), bench.block_size + 3)
+    prompt = random_prompt(context.numpy_generator(), bench.span + 3)
     with bench.open(device, bench.llama) as engine:
         engine.run(request("next", prompt, max_tokens=8))
         bench.compare(context, bench.llama, engine.answers.values(), when)
