@@ -1,11 +1,12 @@
 """The suite's own rules: deviations, seeds, messages, and what becomes of a device that cannot even be opened."""
 
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import pytest
 
-from pageport.backend import Backend, Deviation, Probe, Rank
+from pageport.backend import Backend, Capabilities, Deviation, Probe, Rank
 from pageport.errors import BackendUnavailable, UnsupportedFeature
 from pageport.testing.conformance import Check, Context, Level, Outcome, Status, run_suite
 from pageport.testing.conformance.suite import run_check
@@ -23,6 +24,14 @@ class PlainBackend(Backend):
         return ReferenceDevice()
 
 
+def backend_of(device: type[ReferenceDevice]) -> type[Backend]:
+    class BackendOfDevice(PlainBackend):
+        def open(self, ordinal: int, options: Mapping[str, str], rank: Rank = Rank()) -> ReferenceDevice:  # noqa: B008
+            return device()
+
+    return BackendOfDevice
+
+
 class BrokenBackend(PlainBackend):
     def open(self, ordinal: int, options: Mapping[str, str], rank: Rank = Rank()) -> ReferenceDevice:  # noqa: B008
         raise BackendUnavailable("device 0 does not answer")
@@ -35,14 +44,14 @@ class DeviatingBackend(PlainBackend):
     )
 
 
-def fail(error: Exception):
+def fail(error: Exception) -> Callable[[Context], None]:
     def run(_context: Context) -> None:
         raise error
 
     return run
 
 
-def outcome(name: str, run, backend: type[Backend] = PlainBackend, seed: int = 0) -> Outcome:
+def outcome(name: str, run: Callable[[Context], None], backend: type[Backend] = PlainBackend, seed: int = 0) -> Outcome:
     return run_check(Context(backend, seed=seed), Check(Level.OPS, name, run))
 
 
@@ -139,13 +148,34 @@ def test_a_prefix_chooses_checks_and_every_outcome_is_told() -> None:
 def test_a_backend_that_promises_no_determinism_is_asked_for_none() -> None:
     class Undetermined(ReferenceDevice):
         @property
-        def capabilities(self):
-            from dataclasses import replace
-
+        def capabilities(self) -> Capabilities:
             return replace(super().capabilities, determinism="none")
 
-    class UndeterminedBackend(PlainBackend):
-        def open(self, ordinal, options, rank=None):
-            return Undetermined()
+    assert run_suite(Context(backend_of(Undetermined)), [Level.DETERMINISM]) == []
 
-    assert run_suite(Context(UndeterminedBackend), [Level.DETERMINISM]) == []
+
+OTHER_SIZES = {
+    "half precision, large blocks and heads, no windows, a step in flight": {
+        "compute_dtypes": ("bfloat16",),
+        "preferred_dtype": "bfloat16",
+        "kv_dtypes": ("bfloat16",),
+        "block_sizes": (64,),
+        "head_sizes": (64, 128),
+        "kv_kinds": ("full",),
+        "attention_variants": (),
+        "pipeline_depth": 1,
+    },
+    "blocks of one token, two steps in flight": {"block_sizes": (1,), "pipeline_depth": 2},
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("capabilities", list(OTHER_SIZES.values()), ids=list(OTHER_SIZES))
+def test_engine_levels_fit_devices_of_other_sizes(capabilities: dict[str, Any]) -> None:
+    class OfOtherSizes(ReferenceDevice):
+        @property
+        def capabilities(self) -> Capabilities:
+            return replace(super().capabilities, **capabilities)
+
+    outcomes = run_suite(Context(backend_of(OfOtherSizes)), [Level.ENGINE, Level.DETERMINISM, Level.FAULTS])
+    assert [f"{o.name}: {o.message}" for o in outcomes if o.status is not Status.PASSED] == []

@@ -10,8 +10,14 @@ from pageport.engine.llm import LLM
 from pageport.testing.scripted_model import NUM_POSITIONS, write_scripted_model
 from pageport.testing.tiny_model import write_tiny_gpt2, write_tiny_llama
 
-# Small enough that a test's engine starts in milliseconds.
-SMALL = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "num_kv_blocks": 256, "max_model_len": 256}
+# Small enough that a test's engine starts in milliseconds; the same numbers on every machine.
+SMALL = {
+    "dtype": "float32",
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 64,
+    "num_kv_blocks": 256,
+    "max_model_len": 256,
+}
 
 
 @pytest.fixture(scope="session")

@@ -46,7 +46,7 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def expected(tiny_llama: Path) -> list[list[int]]:
     """What the same model says without the poison."""
-    with LLM(str(tiny_llama), num_kv_blocks=64, max_model_len=256, max_num_seqs=1) as llm:
+    with LLM(str(tiny_llama), dtype="float32", num_kv_blocks=64, max_model_len=256, max_num_seqs=1) as llm:
         return [answer.outputs[0].token_ids for answer in llm.generate(HEALTHY, GREEDY, use_tqdm=False)]
 
 
@@ -163,7 +163,7 @@ def test_a_device_without_bfloat16_takes_float32(
     """NUM-01: auto falls back upwards, never to float16; bfloat16 itself is refused with what there is."""
     narrow = replace(CpuDevice().capabilities, compute_dtypes=("float32", "float16"), preferred_dtype="float32")
     monkeypatch.setattr(CpuDevice, "capabilities", property(lambda _: narrow))
-    assert open_llm(wide_range).info.dtype == "float32"
+    assert open_llm(wide_range, dtype="auto").info.dtype == "float32"
     with pytest.raises(UnsupportedFeature, match=r"--dtype bfloat16 is not computed .* takes float32, float16"):
         open_llm(wide_range, dtype="bfloat16")
 

@@ -104,7 +104,7 @@ def test_each_penalty_sees_its_own_tokens_from_the_first_step_on(
 
     greedy: dict[str, Any] = {"temperature": 0, "max_tokens": 24, "ignore_eos": True, "logprobs": 20}
     params = SamplingParams(**greedy, **penalty, logits_processors=[record])
-    llm, prompt = open_llm(tiny_llama, pipeline_depth=depth, dtype="float32"), list(PROMPT.encode())
+    llm, prompt = open_llm(tiny_llama, pipeline_depth=depth), list(PROMPT.encode())
     (choice,) = choices(llm, params)
     for step, token in enumerate(choice.token_ids):
         assert token == penalised(seen[step], prompt, choice.token_ids[:step], params).argmax()
@@ -139,22 +139,37 @@ def test_penalties_do_not_depend_on_what_else_runs_or_is_cached(
     assert llm.stats().swapped_out_blocks_total > 0
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_tiny_temperatures_and_top_p_say_what_greedy_says(open_llm: OpenLLM, tiny_llama: Path, dtype: str) -> None:
-    """SMP-05: no exception and no empty text, also with a bias of -100, and the engine lives on."""
-    llm = open_llm(tiny_llama, dtype=dtype, max_num_seqs=32)
-    fields: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "logit_bias": {5: -100.0, 97: -100.0}, "seed": 3}
+TINY: list[dict[str, Any]] = [
+    *({"temperature": t, "top_p": p} for t in (1e-3, 1e-4, 1e-6, 1e-12, 5e-324) for p in (1.0, 1e-4, 1e-9)),
+    {"temperature": 1.0, "top_p": 1e-9},
+    {"temperature": 1.0, "top_k": 1},
+    {"temperature": 1.0, "min_p": 1.0},
+]
+
+
+def require_greedy(llm: LLM, logit_bias: dict[int, float]) -> list[int]:
+    """Prove that every one of ``TINY`` says what temperature 0 says, and return that."""
+    fields: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "logit_bias": logit_bias, "seed": 3}
     greedy = tokens(llm, SamplingParams(**fields, temperature=0))
-    tiny = [
-        {"temperature": temperature, "top_p": top_p}
-        for temperature in (1e-3, 1e-4, 1e-6, 1e-12, 5e-324)
-        for top_p in (1.0, 1e-4, 1e-9)
-    ]
-    every = [*tiny, {"temperature": 1.0, "top_p": 1e-9}, {"temperature": 1.0, "top_k": 1}, {"min_p": 1.0}]
-    params = [SamplingParams(**fields, **{"temperature": 1.0, **more}) for more in every]
-    outputs = llm.generate([PROMPT] * len(params), params, use_tqdm=False)
-    assert [output.outputs[0].token_ids for output in outputs] == [greedy] * len(params)
+    outputs = llm.generate([PROMPT] * len(TINY), [SamplingParams(**fields, **tiny) for tiny in TINY], use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == [greedy] * len(TINY)
     assert all(output.error is None for output in outputs)
+    return greedy
+
+
+def test_tiny_temperatures_and_top_p_say_what_greedy_says(open_llm: OpenLLM, tiny_llama: Path) -> None:
+    """SMP-05: no exception and no empty text, also with a bias of -100."""
+    llm = open_llm(tiny_llama, max_num_seqs=32)
+    first = require_greedy(llm, {})[0]
+    assert first not in require_greedy(llm, {first: -100.0, 5: -100.0})
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_tiny_temperatures_and_top_p_survive_half_precision(open_scripted: OpenLLM, dtype: str) -> None:
+    """SMP-05: of a model whose likeliest token is clear in any dtype."""
+    script = [bytes([byte]) for byte in b"hello, world"]
+    llm = open_scripted(script, num_prompt_tokens=len(PROMPT), dtype=dtype, max_num_seqs=32)
+    assert bytes(require_greedy(llm, {5: -100.0, 250: -100.0})) == b"hello, world"
 
 
 def test_extreme_neighbours_change_nothing_and_do_not_fail(open_llm: OpenLLM, tiny_llama: Path) -> None:

@@ -21,7 +21,7 @@ def tokens(llm: LLM, prompts: list[str], params: SamplingParams = GREEDY) -> lis
 @pytest.fixture(scope="module")
 def expected(tiny_llama: Path) -> list[list[int]]:
     """Each prompt on its own, one after the other."""
-    with LLM(str(tiny_llama), max_num_seqs=1, num_kv_blocks=64, max_model_len=256) as llm:
+    with LLM(str(tiny_llama), dtype="float32", max_num_seqs=1, num_kv_blocks=64, max_model_len=256) as llm:
         return [tokens(llm, [prompt])[0] for prompt in PROMPTS]
 
 

@@ -237,11 +237,12 @@ class AsyncEngine:
         self._fail(f"The engine process {how}. Restart the server; its log says more.")
 
     def _fail(self, reason: str) -> None:
+        is_starting = self._ready is not None and not self._ready.done()
         if self.error is None:
             self.error = reason
-            if not self._closing:
+            if not (self._closing or is_starting):
                 logger.error("%s", reason)
-        if self._ready is not None and not self._ready.done():
+        if self._ready is not None and is_starting:
             self._ready.set_exception(PageportError(reason))
         for deltas in self._streams.values():
             deltas.put_nowait(EngineDead(self.error))

@@ -101,7 +101,6 @@ def build_engine_on(
     checkpoint, spec = model
     dtype, dequantise = choose_dtype(config.model.dtype, checkpoint, device.capabilities)
     ops = compile_ops(device, strict=config.backend.strict_ops)
-    weights = load_decoder_weights(spec, checkpoint, device, dtype, dequantise, progress)
     groups = cache_groups(spec)
     kv_dtype = dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
     specs = [group.kv_spec(config.cache.block_size, kv_dtype) for group in groups]
@@ -109,6 +108,8 @@ def build_engine_on(
         check_kv(device.capabilities, kv)
         for attention in (spec.layers[layer].attention for layer in group.layers):
             device.check_attention(kv, attention.num_heads, attention_params(attention))
+    _check_context(config.model.max_model_len, spec)
+    weights = load_decoder_weights(spec, checkpoint, device, dtype, dequantise, progress)
     plan = _plan(device, specs, groups, spec, config)
     depth = config.backend.pipeline_depth
     depth = device.capabilities.pipeline_depth if depth is None else depth
@@ -188,12 +189,15 @@ def _options(pairs: tuple[str, ...]) -> dict[str, str]:
     return options
 
 
+def _check_context(asked: int | None, spec: DecoderSpec) -> None:
+    if asked is not None and not 1 <= asked <= spec.max_positions:
+        raise ConfigurationError(f"--max-model-len is {asked}; this model takes 1 … {spec.max_positions} tokens.")
+
+
 def _plan(
     device: Device, specs: list[KVSpec], groups: tuple[CacheGroup, ...], spec: DecoderSpec, config: EngineConfig
 ) -> CachePlan:
     asked = config.model.max_model_len
-    if asked is not None and not 1 <= asked <= spec.max_positions:
-        raise ConfigurationError(f"--max-model-len is {asked}; this model takes 1 … {spec.max_positions} tokens.")
     needs = [
         GroupNeeds(bytes_per_block=device.bytes_per_block(kv), sliding_window=group.sliding_window)
         for kv, group in zip(specs, groups, strict=True)

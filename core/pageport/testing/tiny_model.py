@@ -1,6 +1,7 @@
 """Tiny random models on disk: a LLaMA or GPT-2 folder with a byte tokenizer, made in milliseconds."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -132,5 +133,5 @@ def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Te
         return noise * 0.1 + (0.0 if name.endswith("bias") else 1.0)
     # Large enough for logits that differ clearly from token to token, whatever the width.
     if "wte" in name:
-        return noise * min(1.0, 32 / shape[-1]) ** 0.5
+        return noise * math.sqrt(min(1.0, 32 / shape[-1]))
     return noise * (1.0 if "embed" in name else 1.5 * shape[-1] ** -0.5)

@@ -1,12 +1,14 @@
 """Devices whose cache is wrong."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pageport.backend import AttentionParams, Backend, Capabilities, KVSpec
+from pageport.backend.batch import AttentionBatch
 from pageport.backend.reference import kv as reference_kv
 from pageport.errors import UnsupportedFeature
 from pageport.testing.conformance import Level
@@ -138,6 +140,43 @@ class NamesNotWhatItRefuses(CpuDevice):
             raise UnsupportedFeature("Not supported.") from None
 
 
+class TakesBucketsOnly(CpuDevice):
+    """Is compiled for a few shapes: nothing wrong with that."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(
+            super().capabilities, static_shapes=True, token_buckets=(1, 8, 32), request_buckets=(2,), block_sizes=(16,)
+        )
+
+    def write_kv(
+        self, pool: Any, layer: int, key: Tensor, value: Tensor, slot_mapping: Tensor, params: AttentionParams
+    ) -> None:
+        self._check(len(slot_mapping))
+        super().write_kv(pool, layer, key, value, slot_mapping, params)
+
+    def linear(self, weight: Any, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        self._check(len(x))
+        return super().linear(weight, x, bias, out)
+
+    def embed(self, weight: Any, token_ids: Tensor, out: Tensor | None = None) -> Tensor:
+        self._check(len(token_ids))
+        return super().embed(weight, token_ids, out)
+
+    def attention(
+        self, pool: Any, layer: int, query: Tensor, params: AttentionParams, batch: AttentionBatch, out: Tensor
+    ) -> None:
+        self._check(batch.num_tokens)
+        assert batch.num_requests == 2
+        super().attention(pool, layer, query, params, batch, out)
+
+    def _check(self, count: int) -> None:
+        assert count in self.capabilities.token_buckets, f"no program for {count} tokens"
+
+
+CORRECT = [
+    ("takes buckets only", backend_with(TakesBucketsOnly), level) for level in (Level.MEMORY, Level.KV_AND_WEIGHTS)
+]
 WRONG = [
     (name, backend_with(device), Level.KV_AND_WEIGHTS, words)
     for name, device, words in [

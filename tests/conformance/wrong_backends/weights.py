@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pageport.backend import Backend, Capabilities, StoredTensor, WeightSpec
+from pageport.backend.reference.dequantise import dequantise
 from pageport.backend.reference.weights import ReferenceWeight
+from pageport.errors import CorruptWeights
 from pageport.testing.conformance import Level
 from pageport_cpu.device import CpuDevice
 from pageport_cpu.plugin import CpuBackend
@@ -130,6 +132,60 @@ def _swapped(part: StoredTensor) -> StoredTensor:
     return replace(part, read=read)
 
 
+class KeptBlocks(NamedTuple):
+    blocks: Tensor
+    dtype: str
+
+
+class KeepsBlocks(CpuDevice):
+    """Keeps q8_0 as it is stored and rounds activations to int8, as far as it may: nothing wrong with that."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, weight_schemes=("q8_0",), quantises_activations=True)
+
+    def prepare_weight(self, spec: WeightSpec, parts: Sequence[StoredTensor]) -> Any:
+        if spec.dequantise or spec.shard_axis is not None or [part.scheme for part in parts] != ["q8_0"]:
+            return super().prepare_weight(spec, parts)
+        if parts[0].shape != (spec.out_features, spec.in_features):
+            raise CorruptWeights(f"{spec.name} is {parts[0].shape}.")
+        return KeptBlocks(parts[0].read()["blocks"].clone(), spec.compute_dtype)
+
+    def weight_bytes(self, weight: Any) -> int:
+        return weight.blocks.nbytes if isinstance(weight, KeptBlocks) else super().weight_bytes(weight)
+
+    def linear(self, weight: Any, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        if isinstance(weight, KeptBlocks):
+            groups = x.float().unflatten(1, (-1, 32))
+            steps = groups.abs().amax(dim=2, keepdim=True) / 127
+            x = ((groups / steps).round() * steps).flatten(1).to(x)
+        return super().linear(self._dense(weight), x, bias, out)
+
+    def embed(self, weight: Any, token_ids: Tensor, out: Tensor | None = None) -> Tensor:
+        return super().embed(self._dense(weight), token_ids, out)
+
+    def _dense(self, weight: Any) -> ReferenceWeight:
+        if not isinstance(weight, KeptBlocks):
+            return weight
+        return ReferenceWeight(dequantise("q8_0", weight.blocks).to(getattr(torch, weight.dtype)))
+
+
+class RoundsActivationsTooFar(KeepsBlocks):
+    """Rounds to five bits, with one scale a row."""
+
+    def linear(self, weight: Any, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        if isinstance(weight, KeptBlocks):
+            step = x.float().abs().amax(dim=1, keepdim=True) / 15
+            x = ((x.float() / step).round() * step).to(x)
+        return super().linear(weight, x, bias, out)
+
+
+class RoundsWhatShallBeExact(KeepsBlocks):
+    def prepare_weight(self, spec: WeightSpec, parts: Sequence[StoredTensor]) -> Any:
+        return super().prepare_weight(replace(spec, dequantise=False), parts)
+
+
+CORRECT = [("keeps blocks", backend_with(KeepsBlocks), Level.KV_AND_WEIGHTS)]
 WRONG = [
     (name, backend_with(device), Level.KV_AND_WEIGHTS, words)
     for name, device, words in [
@@ -144,6 +200,8 @@ WRONG = [
         ("forgets out", ForgetsOut, "leaves out unwritten"),
         ("keeps the file", KeepsTheFile, "a weight keeps no view of the file"),
         ("mixes up nibbles", MixesUpNibbles, "a matrix stored as q4_0"),
+        ("rounds activations too far", RoundsActivationsTooFar, "a matrix stored as q8_0"),
+        ("rounds what shall be exact", RoundsWhatShallBeExact, "q8_0 with dequantise=True"),
         ("declares a scheme it dequantises", DeclaresSchemeItDequantises, "declares that q8_0 is kept as stored"),
         ("overflows float16", OverflowsFloat16, "became infinite"),
         ("accepts misshapen parts", AcceptsMisshapenParts, "raise CorruptWeights"),

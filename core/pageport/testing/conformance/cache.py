@@ -58,6 +58,11 @@ class Cache:
         self._request_buckets = capabilities.request_buckets if capabilities.static_shapes else ()
         self.pool = self.device.allocate_kv(spec, num_blocks)
 
+    @property
+    def max_tokens(self) -> int:
+        """Return how many tokens one step may have and ``random_tokens`` can tell apart."""
+        return min(1 << CODE_BITS, *self._token_buckets[-1:], 1 << CODE_BITS)
+
     def __enter__(self) -> Self:
         return self
 
@@ -155,8 +160,8 @@ def attention_params(spec: KVSpec, device: torch.device) -> AttentionParams:
 
 
 def bucket(count: int, buckets: Sequence[int]) -> int:
-    """Return the smallest bucket that holds ``count``; ``count`` itself where there are none."""
-    return min((size for size in buckets if size >= count), default=count)
+    """Return the smallest bucket that holds ``count``, or the largest one; ``count`` itself where there are none."""
+    return min((size for size in buckets if size >= count), default=max(buckets, default=count))
 
 
 def _padded(tensor: Tensor, rows: int) -> Tensor:

@@ -45,5 +45,3 @@ def test_conformance(conformance_context: Context, level: Level) -> None:
     )
     if card.failures:
         pytest.fail(f"{card.verdict}\n{card.failure_report()}", pytrace=False)
-
-

@@ -11,7 +11,7 @@ from pageport.testing.conformance.context import Context
 from pageport.testing.conformance.engine_bench import EngineBench, random_prompt
 from pageport.testing.conformance.tiny_engine import TinyEngine, request
 
-NUM_TOKENS = 10  # generated from each prompt
+NUM_TOKENS = 6  # generated from each prompt
 MAX_ROWS = 64
 Prompts = Mapping[str, Sequence[int]]
 Logits = dict[str, Tensor]  # by request, float32 [tokens, vocab]

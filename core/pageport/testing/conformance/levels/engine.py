@@ -18,6 +18,8 @@ def checks(context: Context) -> Iterator[Check]:
         return Check(Level.ENGINE, f"engine/{name}", lambda now: run(bench, now, *arguments, **settings))
 
     size = bench.span
+    yield check("llama/preempted, recomputed", preempted, bench.llama)
+    yield check("llama/preempted, swapped", swapped, bench.llama)
     for name, model in (("llama", bench.llama), ("gpt2", bench.gpt2)):
         yield check(f"{name}/together", together, model)
         yield check(f"{name}/chunks of 7", together, model, max_num_batched_tokens=7)
@@ -26,8 +28,6 @@ def checks(context: Context) -> Iterator[Check]:
     yield check("llama/alone", alone, bench.llama)
     for chunk in (1, size, size + 1):
         yield check(f"llama/chunks of {chunk}", together, bench.llama, max_num_batched_tokens=chunk)
-    yield check("llama/preempted, recomputed", preempted, bench.llama)
-    yield check("llama/preempted, swapped", swapped, bench.llama)
     for depth in sorted({0, context.capabilities.pipeline_depth}):
         yield check(f"llama/pipeline depth {depth}", together, bench.llama, pipeline_depth=depth)
     yield check("llama/beam search", beam_search)
@@ -102,7 +102,9 @@ def fork(bench: EngineBench, context: Context, model: TinyModel) -> None:
             "so copy_blocks must copy keys and values of every layer"
         )
         bench.compare(context, model, engine.answers.values(), hint)
-        assert bench.block_size == 1 or engine.stats().copied_blocks_total > 0, "no block was copied: the check has no power"
+        assert bench.block_size == 1 or engine.stats().copied_blocks_total > 0, (
+            "no block was copied: the check has no power"
+        )
         require_free(engine)
 
 
@@ -144,7 +146,9 @@ def squeezed(bench: EngineBench, context: Context, model: TinyModel, **settings:
     """Run six requests in a cache for two or three, and yield the engine."""
     generator, size = context.numpy_generator(), bench.span
     prompts = [random_prompt(generator, 2 * size + extra) for extra in range(6)]
-    with bench.open(context.device, model, num_kv_blocks=bench.num_blocks(10), max_model_len=8 * size, **settings) as engine:
+    with bench.open(
+        context.device, model, num_kv_blocks=bench.num_blocks(10), max_model_len=8 * size, **settings
+    ) as engine:
         engine.run(*(request(f"{len(p)}", p, max_tokens=2 * size) for p in prompts))
         yield engine
 
@@ -167,7 +171,7 @@ def past_the_window(bench: EngineBench, context: Context, **settings: object) ->
 
 
 def beam_search(bench: EngineBench, context: Context) -> None:
-    size, width = bench.block_size, 4
+    size, width = bench.span, 4
     prompt = random_prompt(context.numpy_generator(), 2 * size - 3)
     max_tokens = size + 4
     reference = bench.reference(bench.llama)
