@@ -75,6 +75,7 @@ class ModelRunner(Runner):
         return _Pending(batch, self._sample(batch, step, hidden), prompt_scores)
 
     def close(self) -> None:
+        self._device.synchronize()  # a step in flight may still use the pools
         for pool in self._pools:
             self._device.free_kv(pool)
         self._pools, self._host_pools = [], []

@@ -61,7 +61,8 @@ class Cache:
     @property
     def max_tokens(self) -> int:
         """Return how many tokens one step may have and ``random_tokens`` can tell apart."""
-        return min(1 << CODE_BITS, *self._token_buckets[-1:], 1 << CODE_BITS)
+        codes = 1 << CODE_BITS
+        return min(codes, self._token_buckets[-1]) if self._token_buckets else codes
 
     def __enter__(self) -> Self:
         return self

@@ -89,7 +89,7 @@ def otherwise(bench: EngineBench, context: Context, dtype: str, how: str, **sett
     """Compare requests run together with other settings to each alone."""
     generator = context.numpy_generator()
     size = bench.span
-    prompts = {f"{extra}": random_prompt(generator, 3 * size - 5 + extra) for extra in range(6)}
+    prompts = {f"{extra}": random_prompt(generator, 3 * size - 3 + extra) for extra in range(6)}
     alone = logits_alone(bench, context, dtype, prompts)
     with open_engine(bench, context, dtype, **settings) as engine:
         require_equal(logits_of(engine, prompts), alone, f"{how}, and not alone at once")
