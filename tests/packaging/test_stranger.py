@@ -98,6 +98,11 @@ def test_a_strangers_test_module_runs_with_pytest(stranger: Path, tmp_path: Path
     assert "2 passed" in done.stdout, done.stdout + done.stderr
 
 
+def test_the_conformance_page_shows_the_module_that_runs_here() -> None:
+    page = (DOCUMENT.parent / "conformance.md").read_text()
+    assert f"```python\n{files()['tests/test_conformance.py']}```" in page
+
+
 def test_two_distributions_with_one_name_are_both_named(stranger: Path, rival: Path) -> None:
     done = conformance(range(1), stranger, rival)
     assert done.returncode == 1
