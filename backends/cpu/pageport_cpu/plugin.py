@@ -20,7 +20,7 @@ class CpuBackend(Backend):
     priority = 0
     # OpenMP threads that spin for milliseconds at each barrier starve each other when anything else runs on the
     # machine: decoding was 15 times slower with both cores busy.
-    environment: ClassVar[Mapping[str, str]] = {"GOMP_SPINCOUNT": "10000"}
+    environment: ClassVar[Mapping[str, str]] = {"GOMP_SPINCOUNT": "1000"}
 
     @classmethod
     def probe(cls) -> Probe:
