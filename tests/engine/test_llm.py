@@ -1,5 +1,7 @@
 """The offline API on a tiny random model."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -168,6 +170,23 @@ def test_impossible_requests_are_refused_before_anything_runs(open_llm: OpenLLM,
     with pytest.raises(InvalidParameter, match="temperature"):
         llm.generate("x", SamplingParams(temperature=-1))
     assert llm.stats().steps_total == 0
+
+
+@pytest.mark.smollm2
+def test_closing_gives_the_memory_back() -> None:
+    code = """
+from pathlib import Path
+from pageport import LLM, SamplingParams
+
+for _ in range(3):
+    with LLM("smollm2", dtype="float32", max_model_len=512, max_num_seqs=4) as llm:
+        llm.generate("Hello", SamplingParams(max_tokens=2))
+    print(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
+"""
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    first, _, third = (int(line) / 1e6 for line in shown.split())
+    assert third < first + 30  # MB; the weights alone are 540
+    assert third < 450
 
 
 def test_an_unknown_setting_names_the_known_ones() -> None:

@@ -6,7 +6,7 @@ import torch
 
 from pageport.backend import Capabilities, Memory
 from pageport.backend.device import Device
-from pageport_cpu.memory import read_memory
+from pageport_cpu.memory import read_memory, return_freed_memory
 
 
 class CpuDevice(Device):
@@ -36,6 +36,9 @@ class CpuDevice(Device):
 
     def memory(self) -> Memory:
         return read_memory()
+
+    def close(self) -> None:
+        return_freed_memory()
 
 
 def multiplies_bfloat16(cpuinfo: Path) -> bool:

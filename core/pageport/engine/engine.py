@@ -99,7 +99,7 @@ class Engine:
         self._scheduler.check()
 
     def close(self) -> None:
-        """Drop what is in flight and give the device's memory back."""
+        """Drop what is in flight and give the device's memory back; no step can follow."""
         self._in_flight.clear()
         self._runner.close()
 

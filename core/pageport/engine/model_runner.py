@@ -75,10 +75,14 @@ class ModelRunner(Runner):
         return _Pending(batch, self._sample(batch, step, hidden), prompt_scores)
 
     def close(self) -> None:
+        if not self._pools:
+            return
         self._device.synchronize()  # a step in flight may still use the pools
         for pool in self._pools:
             self._device.free_kv(pool)
+        # The weights and buffers go with the references to them.
         self._pools, self._host_pools = [], []
+        del self._decoder, self._history, self._sampling, self._buffers
 
     def _move_blocks(self, batch: Batch) -> None:
         for group, pairs in batch.swap_out:
