@@ -72,7 +72,7 @@ class ModelRunner(Runner):
             attention.plan = self._device.plan(spec, attention)
         hidden = self._decoder.hidden(step.inputs, self._pools, step.batches)
         prompt_scores = self._score_prompts(batch, step, hidden)
-        return _Pending(batch, self._sample(batch, step, hidden), prompt_scores)
+        return _Pending(self._sample(batch, step, hidden), prompt_scores)
 
     def close(self) -> None:
         if not self._pools:
@@ -137,10 +137,7 @@ class ModelRunner(Runner):
 
 
 class _Pending(PendingStep):
-    def __init__(
-        self, batch: Batch, output: SamplerOutput | None, prompt_scores: dict[int, list[TokenLogprobs]]
-    ) -> None:
-        self._batch = batch
+    def __init__(self, output: SamplerOutput | None, prompt_scores: dict[int, list[TokenLogprobs]]) -> None:
         self._output = output
         self._prompt_scores = prompt_scores
 
