@@ -9,7 +9,8 @@ from pageport.cache.block_table import BlockTable
 from pageport.cache.errors import UnknownSequence
 from pageport.cache.hash_chain import HashChain
 from pageport.cache.layout import GroupLayout
-from pageport.cache.prefix_match import cached_prefix
+from pageport.cache.prefix_match import cached_prefix, first_missing_block
+from pageport.cache.promises import Promises
 from pageport.cache.sequence_blocks import SequenceBlocks
 from pageport.cache.usage import CacheUsage
 from pageport.cache.waste import WasteMeter, waste_ratio
@@ -34,6 +35,7 @@ class BlockManager:
         self._max_tokens_per_step = max_tokens_per_step
         self._sequences: dict[int, SequenceBlocks] = {}
         self._waste = [WasteMeter() for _ in self._groups]
+        self._promises = Promises()
 
     # Capacity
 
@@ -64,24 +66,48 @@ class BlockManager:
         cache_keys: Mapping[str, str],
         *,
         read_prefix: bool = True,
+        chain: HashChain | None = None,
     ) -> int:
         """Register a sequence and let it share the longest cached prefix that is valid in every group.
+
+        Args:
+            chain: digests of ``token_ids`` under ``cache_keys`` as far as somebody has made them; goes over to the
+                sequence.
 
         Returns:
             How many tokens are cached: whole blocks, fewer than ``len(token_ids)``, so that one token is left to
             compute and give logits.
         """
         self._refuse_open(sequence_id)
-        sequence = SequenceBlocks(tables=[BlockTable(group) for group in self._groups], chain=HashChain(cache_keys))
+        chain = chain or HashChain(cache_keys)
+        sequence = SequenceBlocks(tables=[BlockTable(group) for group in self._groups], chain=chain)
         self._sequences[sequence_id] = sequence
-        if not (self._enable_prefix_caching and read_prefix):
+        if not self._enable_prefix_caching:
             return 0
-        num_cached = cached_prefix(self._groups, sequence.chain, token_ids)
+        num_cached = cached_prefix(self._groups, chain, token_ids) if read_prefix else 0
         for table in sequence.tables:
-            table.adopt(sequence.chain, token_ids, num_cached)
+            table.adopt(chain, token_ids, num_cached)
         sequence.reserved = sequence.committed = num_cached
         sequence.has_updates = num_cached > 0
+        size = self._groups[0].block_size
+        self._promises.make(
+            sequence_id,
+            (
+                ((entry + 1) * size, chain.digest(size, token_ids, entry))
+                for entry in range(num_cached // size, len(token_ids) // size)
+            ),
+        )
         return num_cached
+
+    def awaits_prefix(self, chain: HashChain, token_ids: Sequence[int]) -> bool:
+        """Is the first block that a sequence with these tokens would have to compute being computed by another?
+
+        It had better not be opened yet: once that block is in the prefix index, it need not compute it.
+        """
+        if not len(self._promises):
+            return False
+        missing = first_missing_block(self._groups[0], chain, token_ids)
+        return missing is not None and missing in self._promises
 
     def reserve(self, sequence_id: int, num_tokens: int) -> list[BlockMove] | None:
         """Make the positions from the reserved ones up to ``num_tokens`` writable in every group.
@@ -138,6 +164,7 @@ class BlockManager:
             if self._enable_prefix_caching:
                 table.index_full_blocks(sequence.chain, token_ids, num_tokens)
             sequence.has_updates |= table.release_passed(num_tokens)
+        self._promises.keep(sequence_id, num_tokens)
         sequence.uneventful_until = min(group.next_event(num_tokens) for group in self._groups)
 
     def fork(self, parent_id: int, child_id: int) -> None:
@@ -174,6 +201,7 @@ class BlockManager:
                 )
         for table in sequence.tables:
             table.truncate(num_tokens)
+        self._promises.withdraw(sequence_id)
         sequence.chain.truncate(num_tokens)
         sequence.reserved = num_tokens
         sequence.committed = min(sequence.committed, num_tokens)
@@ -187,6 +215,7 @@ class BlockManager:
         """
         for table in self._get(sequence_id).tables:
             table.free()
+        self._promises.withdraw(sequence_id)
         del self._sequences[sequence_id]
 
     # Swapping
@@ -200,7 +229,7 @@ class BlockManager:
         sequence = self._get(sequence_id)
         if sequence.is_swapped:
             raise ValueError(f"sequence {sequence_id} is in host blocks already")
-        return self._swap(sequence)
+        return self._swap(sequence_id, sequence)
 
     def swap_in(self, sequence_id: int) -> list[BlockMove] | None:
         """Move a swapped sequence to fresh device blocks; None when these are short, nothing is changed then.
@@ -212,7 +241,7 @@ class BlockManager:
         sequence = self._get(sequence_id)
         if not sequence.is_swapped:
             raise ValueError(f"sequence {sequence_id} is in device blocks already")
-        return self._swap(sequence)
+        return self._swap(sequence_id, sequence)
 
     # For the runner
 
@@ -267,6 +296,7 @@ class BlockManager:
             for table in sequence.tables:
                 assert table.is_swapped == sequence.is_swapped
                 table.check(sequence.reserved, sequence.committed, sequence.writable_until)
+        self._promises.check(self._sequences)
         for number, group in enumerate(self._groups):
             tables = [sequence.tables[number] for sequence in self._sequences.values()]
             group.index.check()
@@ -304,13 +334,14 @@ class BlockManager:
             sequence.has_updates |= table.release_passed(sequence.reserved)
         return True
 
-    def _swap(self, sequence: SequenceBlocks) -> list[BlockMove] | None:
+    def _swap(self, sequence_id: int, sequence: SequenceBlocks) -> list[BlockMove] | None:
         """Exchange the memory a sequence is in."""
         for table in sequence.tables:
             pool = table.group.device if sequence.is_swapped else table.group.host
             if len(table.held) > pool.num_available:
                 return None
         sequence.is_swapped = not sequence.is_swapped
+        self._promises.withdraw(sequence_id)
         sequence.writable_until = sequence.uneventful_until = 0
         sequence.has_updates = True
         moves = (BlockMove(number, table.move()) for number, table in enumerate(sequence.tables))

@@ -26,6 +26,15 @@ def cached_prefix(groups: Sequence[BlockGroup], chain: HashChain, token_ids: Seq
     return length
 
 
+def first_missing_block(group: BlockGroup, chain: HashChain, token_ids: Sequence[int]) -> bytes | None:
+    """Return the digest of the first block that ``cached_prefix`` would look for and ``group`` does not have."""
+    for entry in range(max(0, len(token_ids) - 1) // group.block_size):
+        digest = chain.digest(group.block_size, token_ids, entry)
+        if group.index.find(digest) is None:
+            return digest
+    return None
+
+
 def _leading_hits(group: BlockGroup, chain: HashChain, token_ids: Sequence[int], num_tokens: int) -> int:
     for entry in range(num_tokens // group.block_size):
         if not _has(group, chain, token_ids, entry):

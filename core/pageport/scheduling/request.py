@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from pageport.cache.hash_chain import HashChain
 from pageport.sampling.beam import BeamSearchParams
 from pageport.scheduling.batch import TokenLogprobs
 
@@ -79,6 +80,7 @@ class Sequence:
     is_draining: bool = False  # chosen as a victim; preempted once its steps in flight are over
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the stop token that ended it
+    prefix_chain: HashChain | None = None  # digests made while it waits
 
     @property
     def num_prompt_tokens(self) -> int:

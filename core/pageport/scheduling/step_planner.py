@@ -1,6 +1,7 @@
 """``StepPlanner``: what one step runs."""
 
 from pageport.cache.block_manager import BlockManager
+from pageport.cache.hash_chain import HashChain
 from pageport.config import SchedulerConfig
 from pageport.scheduling.admission import Admission
 from pageport.scheduling.batch import Batch, BlockMove, BlockUpdate, NewRow
@@ -14,6 +15,8 @@ _RETRY_STEPS = 8
 # Nothing more starts when less than 1 / this of a step's prompt tokens is left: many prompts in progress at once
 # only hold blocks and delay each other.
 _STARTS_BELOW = 8
+# Waiting prompts that one step may find to await a prefix before it looks no further: bounds the time that takes.
+_MAX_AWAITING = 64
 
 
 class StepPlanner:
@@ -197,12 +200,18 @@ class StepPlanner:
         for sequence in prompts:
             rest -= first_share(sequence.num_tokens - sequence.num_computed, rest)
         started: list[Sequence] = []
+        num_awaiting = 0
         for sequence in self._roster.waiting:
             swapped = self._roster.swapped.first()
             if swapped is not None and not self._is_more_urgent(sequence, swapped):
                 break
             if rest < max(1, budget // _STARTS_BELOW):
                 break
+            if self._awaits_prefix(sequence):
+                num_awaiting += 1
+                if num_awaiting == _MAX_AWAITING:
+                    break
+                continue
             if self._roster.rows.num_available < self._roster.rows_needed(sequence):
                 break
             if not self._start(sequence, prompts + started):
@@ -210,6 +219,15 @@ class StepPlanner:
             started.append(sequence)
             rest -= first_share(sequence.num_tokens - sequence.num_computed, rest)
         return started
+
+    def _awaits_prefix(self, sequence: Sequence) -> bool:
+        """Say whether somebody who runs computes what ``sequence`` would compute first: others may start before it."""
+        request = sequence.request
+        if request.prompt_scores is not None:
+            return False
+        if sequence.prefix_chain is None:
+            sequence.prefix_chain = HashChain(request.cache_keys)
+        return self._blocks.awaits_prefix(sequence.prefix_chain, sequence.token_ids)
 
     def _start(self, sequence: Sequence, prefilling: list[Sequence]) -> bool:
         """Open a waiting sequence and run it if it fits."""
@@ -222,13 +240,18 @@ class StepPlanner:
             if not self._admission.beams_fit(needed, prefilling):
                 return False
         cached = self._blocks.open(
-            sequence.sequence_id, sequence.token_ids, request.cache_keys, read_prefix=request.prompt_scores is None
+            sequence.sequence_id,
+            sequence.token_ids,
+            request.cache_keys,
+            read_prefix=request.prompt_scores is None,
+            chain=sequence.prefix_chain,
         )
         if needed is None and not self._admission.fits(sequence, prefilling):
             self._blocks.free(sequence.sequence_id)
             self._refused = (sequence.sequence_id, self._batch.step, self._blocks.free_blocks())
             return False
         sequence.num_computed = cached
+        sequence.prefix_chain = None  # it grows with the sequence from now on
         if needed is None:
             self._roster.start(sequence)
         else:
