@@ -18,7 +18,7 @@ class PlainDevice(Device):
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            kv_dtypes=("float32", "bfloat16", "float16"),
+            kv_dtypes=("float32", "bfloat16", "float16", "float8_e5m2", "int8"),
             block_sizes=(1, 4, 16),
             kv_kinds=("full", "sliding"),
             attention_variants=("sliding_window", "softcap", "sinks", "alibi"),

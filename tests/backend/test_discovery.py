@@ -67,6 +67,11 @@ def test_installed_plugin_is_found_probed_and_chosen_by_priority(install):
     assert any(line.startswith("cpu (pageport ") and "rejected, usable, but fast" in line for line in report[1:])
 
 
+def test_what_a_probe_tells_of_its_devices_is_shown(install):
+    install("fast-backend", good(probe='return Probe(count=2, details={"driver": "7.1", "kernels": "compiled"})'))
+    assert entry_named("fast").reason == "2 devices; driver: 7.1; kernels: compiled"
+
+
 def test_auto_skips_what_has_no_device_and_says_why(install):
     install("fast-backend", good(probe='return Probe(count=0, reason="No driver. Install libfast.")'))
     backend, report = select(discover({}), "auto")

@@ -11,13 +11,15 @@ from .conftest import PlainDevice
 
 
 class KeepingDevice(PlainDevice):
-    """Keeps one scheme and replaces one op."""
+    """Keeps one scheme, quantises to another and replaces one op."""
 
     closed = 0
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(weight_schemes=("q8_0",), quantises_activations=True, features={"op:gelu": 1})
+        return Capabilities(
+            weight_schemes=("q8_0",), quantisations=("int8",), quantises_activations=True, features={"op:gelu": 1}
+        )
 
     def gelu(self, x, tanh, out=None):
         return x
@@ -57,11 +59,13 @@ def test_rows_put_usable_backends_first_and_give_reasons():
 def test_explanation_says_what_serves_each_op_and_what_becomes_of_weights():
     explanation = explain(FOUND, "keeping")
     ops = {row.name: row for row in explanation.ops}
-    assert (ops["gelu"].source, ops["rope"].source) == ("device", "reference")
+    assert [ops[name].source for name in ("gelu", "rope", "rope_write_kv")] == ["device", "reference", "parts"]
     assert (ops["gelu"].is_hot, ops["rope"].is_hot) == (False, True)
     weights = dict(explanation.weights)
     assert weights["q8_0"] == "kept as stored, activations are rounded"
     assert weights["q4_k"] == "dequantised to the compute dtype"
+    assert weights["bf16"] == "converted to the compute dtype"
+    assert weights["any, --quantization int8"] == "quantised to int8, activations are rounded"
     assert dict(explanation.capabilities)["mixed_batches"] == "yes"
 
 

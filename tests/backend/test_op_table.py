@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from pageport.backend import Capabilities
+from pageport.backend import Capabilities, Graph
 from pageport.backend.op_table import ATTENTION_OPS, HOT_OPS, OPTIONAL_OPS, REQUIRED_OPS, OpTable, compile_ops
-from pageport.errors import BackendError
+from pageport.errors import BackendError, UnsupportedFeature
 
 from .conftest import PlainDevice
 
@@ -20,9 +20,24 @@ def rms_norm(self, x, weight, epsilon, out=None):
     return x
 
 
+def capture(self, run):
+    return Graph()
+
+
+def test_device_without_graphs_refuses_to_capture():
+    with pytest.raises(UnsupportedFeature, match="PlainDevice does not capture graphs"):
+        PlainDevice().capture(lambda: None)
+
+
+def test_declared_capture_is_accepted():
+    compile_ops(device_with({"graph": 1}, capture=capture))
+
+
 def test_device_that_replaces_nothing_is_served_by_the_reference():
     table = compile_ops(PlainDevice())
-    assert {served.source for served in table.implementations.values()} == {"reference"}
+    sources = {name: served.source for name, served in table.implementations.items()}
+    assert sources.pop("rope_write_kv") == "parts"
+    assert set(sources.values()) == {"reference"}
     assert table.implementations["rope"].where == "pageport.backend.device:Device.rope"
     x = torch.ones(2, 4)
     assert torch.equal(table.add(x, x), torch.full((2, 4), 2.0))
@@ -68,7 +83,7 @@ def test_function_set_on_the_instance_counts_as_an_override():
 
 
 def test_features_that_are_no_ops_are_left_alone():
-    compile_ops(device_with({"graph": 7, "swap": 1}))
+    compile_ops(device_with({"swap": 7, "whole_model": 1}))
 
 
 @pytest.mark.parametrize(
@@ -78,12 +93,21 @@ def test_features_that_are_no_ops_are_left_alone():
         ({"op:rms_norm": 1}, {}, r"OtherDevice declares op:rms_norm but does not override Device.rms_norm"),
         ({"op:rms_norm": 2}, {"rms_norm": rms_norm}, r"op:rms_norm version 2; this pageport serves 1"),
         ({"op:moe": 1}, {}, r"op:moe, an op this pageport does not know. It knows rms_norm, "),
+        ({"graph": 1}, {}, r"OtherDevice declares graph but does not override Device.capture"),
+        ({"graph": 7}, {"capture": capture}, r"declares graph version 7; this pageport serves 1"),
+        ({}, {"capture": capture}, r'OtherDevice overrides capture but does not declare it. Add "graph": 1'),
         ({"op:linear": 1}, {}, r"op:linear, but linear is part of the interface itself. Remove the feature"),
     ],
 )
 def test_disagreement_names_the_device_the_op_and_the_cure(features, overrides, message):
     with pytest.raises(BackendError, match=message):
         compile_ops(device_with(features, **overrides))
+
+
+def test_strict_asks_for_no_rope_where_the_device_rotates_and_writes_in_one():
+    features = {f"op:{op}": 1 for op in HOT_OPS if op in OPTIONAL_OPS and op != "rope"} | {"op:rope_write_kv": 1}
+    overrides = {op: (lambda self, *arguments: None) for op in (*HOT_OPS, "rope_write_kv") if op != "rope"}
+    compile_ops(device_with(features, **overrides), strict=True)
 
 
 def test_strict_refuses_the_reference_for_hot_ops_and_names_them():

@@ -50,10 +50,14 @@ def test_padding_slots_change_no_block(device):
 def test_bytes_per_block_counts_all_layers_heads_and_both_halves(device):
     assert device.bytes_per_block(kv_spec()) == 2 * 4 * 2 * (8 + 8) * 4
     assert device.bytes_per_block(kv_spec(value_head_size=24, dtype="bfloat16")) == 2 * 4 * 2 * (8 + 24) * 2
+    assert device.bytes_per_block(kv_spec(dtype="float8_e5m2")) == 2 * 4 * 2 * (8 + 8)
+    # One float32 scale for a token's and head's key, and one for its value.
+    assert device.bytes_per_block(kv_spec(dtype="int8")) == 2 * 4 * 2 * (8 + 8 + 4 + 4)
 
 
-def test_copies_take_all_layers_and_nothing_else(device):
-    pool, before = written_pool(device, kv_spec(), 5)
+@pytest.mark.parametrize("dtype", ["float32", "float8_e5m2", "int8"])
+def test_copies_take_all_layers_and_nothing_else(device, dtype):
+    pool, before = written_pool(device, kv_spec(dtype=dtype), 5)
     device.copy_blocks(pool, [(0, 3), (4, 1)])
     assert torch.equal(exported(device, pool, range(5)), before[[0, 4, 2, 0, 4]])
 
@@ -75,7 +79,7 @@ def test_copies_happen_in_the_given_order(device, pairs, expected):
     assert torch.equal(exported(device, pool, range(4)), before[expected])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e5m2", "int8"])
 def test_exported_blocks_come_back_elsewhere_byte_for_byte(device, dtype):
     spec = kv_spec(dtype=dtype, value_head_size=12)
     pool, before = written_pool(device, spec, 4)
@@ -90,7 +94,7 @@ def test_exported_blocks_come_back_elsewhere_byte_for_byte(device, dtype):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"dtype": "float8_e4m3fn"}, "KV dtype float8_e4m3fn; it does float32, bfloat16, float16"),
+        ({"dtype": "float8_e4m3fn"}, "KV dtype float8_e4m3fn; it does float32, bfloat16, float16, float8_e5m2"),
         ({"block_size": 5}, "block size 5; it does 1, 4, 16"),
     ],
 )
@@ -107,11 +111,34 @@ def test_pool_that_does_not_fit_is_refused_with_the_arithmetic(device, monkeypat
     device.allocate_kv(kv_spec(), 1023)
 
 
-def test_quantisation_scales_are_refused(device):
-    pool = device.allocate_kv(kv_spec(), 1)
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_fixed_scales_are_refused_by_other_caches_than_those_of_8_bit_floats(device, dtype):
+    pool = device.allocate_kv(kv_spec(dtype=dtype), 1)
     params = AttentionParams(scale=1.0, k_scale=torch.tensor(2.0))
-    with pytest.raises(UnsupportedFeature, match="not quantised"):
+    with pytest.raises(UnsupportedFeature, match=f"{dtype} takes no k_scale"):
         device.write_kv(pool, 0, torch.ones(1, 2, 8), torch.ones(1, 2, 8), torch.tensor([0]), params)
+
+
+def test_integers_are_127ths_of_the_largest_of_a_token_and_head(device):
+    pool = device.allocate_kv(kv_spec(dtype="int8"), 2)
+    value = torch.randn(3, 2, 8) * torch.tensor([1e-4, 1.0, 1e4])[:, None, None]
+    value[1, 0] = 0
+    device.write_kv(pool, 1, value, value, torch.tensor([4, 0, 6]), PARAMS)
+    for token, offset in ((0, 4), (1, 0), (2, 6)):
+        integers = pool.value[1, offset // 4, :, offset % 4]
+        scale = pool.value_scale[1, offset // 4, :, offset % 4, None]
+        assert torch.allclose(scale[:, 0] * 127, value[token].abs().amax(-1))
+        assert ((integers * scale - value[token]).abs() <= 0.501 * scale).all()
+
+
+def test_8_bit_floats_are_divided_by_their_scale_and_saturate(device):
+    pool = device.allocate_kv(kv_spec(dtype="float8_e5m2"), 1)
+    params = AttentionParams(scale=1.0, v_scale=torch.tensor(0.5))
+    value = torch.tensor([1.0, -1.2, 1e6, -1e6, torch.nan, 0.0, 3e4, 1e-9]).expand(1, 2, 8)
+    device.write_kv(pool, 0, value, value, torch.tensor([1]), params)
+    expected = torch.tensor([2.0, -2.5, 57344.0, -57344.0, torch.nan, 0.0, 57344.0, 0.0])
+    assert torch.equal(pool.value[0, 0, 1, 1].float().nan_to_num(-1), expected.nan_to_num(-1))
+    assert pool.key[0, 0, 1, 1, 0] == 1.0
 
 
 def test_freed_pool_holds_nothing(device):

@@ -1,5 +1,7 @@
 """Weights: conversion, fusing, sharding, and what is refused."""
 
+from dataclasses import replace
+
 import gguf
 import numpy as np
 import pytest
@@ -45,6 +47,12 @@ def test_plain_weights_become_the_compute_dtype(device, stored, compute):
     weight = device.prepare_weight(spec(5, 8, compute), [plain(dense)])
     assert torch.equal(weight.dense, dense.to(getattr(torch, compute)))
     assert device.weight_bytes(weight) == 5 * 8 * weight.dense.itemsize
+
+
+def test_quantising_is_refused_and_not_left_out(device):
+    quantised_spec = replace(spec(5, 8), quantisation="int4")
+    with pytest.raises(UnsupportedFeature, match=r"layers\.0\.qkv: .* does not quantise to int4"):
+        device.prepare_weight(quantised_spec, [plain(random(5, 8))])
 
 
 def test_prepared_weight_keeps_no_mapping_alive(device):

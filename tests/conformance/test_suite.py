@@ -140,6 +140,8 @@ def test_a_prefix_chooses_checks_and_every_outcome_is_told() -> None:
         "engine/refuses KV dtype float16",
         "engine/refuses bfloat16",
         "engine/refuses KV dtype bfloat16",
+        "engine/refuses --quantization int8",
+        "engine/refuses --quantization int4",
         "engine/refuses block size 1025",
     }
     assert {result.status for result in outcomes} == {Status.PASSED}

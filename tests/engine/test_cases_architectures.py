@@ -142,7 +142,7 @@ def test_chunks_cached_prefixes_and_neighbours_change_nothing(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("settings", [{"enable_prefix_caching": False}, {"block_size": 4}, {"pipeline_depth": 1}])
+@pytest.mark.parametrize("settings", [{"enable_prefix_caching": False}, {"block_size": 32}, {"pipeline_depth": 1}])
 @pytest.mark.parametrize("budget", [7, 16, 33])
 def test_other_caches_and_steps_in_flight_change_nothing(
     variant: Variant, expected: Answers, open_llm: OpenLLM, budget: int, settings: dict[str, Any]

@@ -50,7 +50,7 @@ def test_a_device_that_lacks_what_a_model_needs_is_refused(
     plain = replace(CpuDevice().capabilities, attention_variants=())
     monkeypatch.setattr(CpuDevice, "capabilities", property(lambda _: plain))
     with pytest.raises(UnsupportedFeature, match=r"attention variant (softcap|sliding_window)"):
-        open_llm(tmp_path / variant)
+        open_llm(tmp_path / variant, backend_options=("kernels=none",))
 
 
 @pytest.mark.parametrize(

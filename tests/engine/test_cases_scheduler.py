@@ -34,11 +34,10 @@ def greedy(max_tokens: int) -> SamplingParams:
 def test_streams_that_exceed_the_cache_many_times_all_finish(
     open_llm: OpenLLM, tiny_llama: Path, policy: str, settings: dict[str, Any]
 ) -> None:
-    """SCH-01: 40 streams on 64 blocks; no two turns in a row in which requests wait and none runs or moves."""
+    """SCH-01: 40 streams on 16 blocks; no two turns in a row in which requests wait and none runs or moves."""
     llm = open_llm(
         tiny_llama,
-        num_kv_blocks=64,
-        block_size=4,
+        num_kv_blocks=16,
         max_model_len=128,
         max_num_seqs=40,
         scheduling_policy=policy,
@@ -181,7 +180,7 @@ def test_survivors_of_random_aborts_say_what_they_say_alone(
     prompts = [[(k * 31 + i) % 250 for i in range(1 + 5 * k)] for k in range(12)]
     alone = open_llm(tiny_llama, enable_prefix_caching=False, max_num_seqs=1)
     expected = [out.outputs[0].token_ids for out in alone.generate(prompts, greedy(10), use_tqdm=False)]
-    tiny_cache = {"num_kv_blocks": 40, "block_size": 4, "max_model_len": 128, "max_num_batched_tokens": 16}
+    tiny_cache = {"num_kv_blocks": 14, "max_model_len": 128, "max_num_batched_tokens": 16}
     drive = EngineDrive(open_llm(tiny_llama, pipeline_depth=depth, **tiny_cache))
     random_numbers = random.Random(11)
     running: dict[str, int] = {}

@@ -37,7 +37,7 @@ def expected(tiny_llama: Path) -> list[list[int]]:
         {"num_kv_blocks": 20, "swap_space": 0.01},
         {"pipeline_depth": 1},
         {"pipeline_depth": 1, "num_kv_blocks": 20, "max_num_batched_tokens": 8},
-        {"block_size": 4},
+        {"block_size": 32},
         {"max_num_seqs": 2},
     ],
     ids=lambda settings: ",".join(f"{k}={v}" for k, v in settings.items()) or "default",

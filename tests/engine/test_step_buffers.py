@@ -42,6 +42,20 @@ def test_slots_and_tables_follow_the_block_tables() -> None:
     assert (batch.max_query_len, batch.max_seq_len, batch.num_decodes) == (4, 10, 1)
 
 
+def test_captured_decodes_read_what_a_step_writes_and_know_its_bounds() -> None:
+    target = buffers()
+    captured = target.decode_step(2)
+    exact = target.build(Batch(step=0, rows=[2, 0], starts=[9, 4], counts=[1, 1], num_decodes=2), HISTORY)
+    for name in ("query_start_loc", "seq_lens", "slot_mapping"):
+        assert torch.equal(getattr(captured.batches[0], name), getattr(exact.batches[0], name))
+    assert captured.inputs.token_ids.tolist() == exact.inputs.token_ids.tolist() == [2 * 40 + 9, 4]
+    assert captured.inputs.positions.tolist() == [9, 4]
+    table = captured.batches[0].block_table
+    assert table[:, :3].tolist() == exact.batches[0].block_table.tolist() == [[7, 3, 5], [1, 8, -1]]
+    assert (table.shape, captured.batches[0].max_seq_len) == ((2, 10), 40)
+    assert captured.batches[0].host.seq_lens.size == 0
+
+
 def test_tensors_keep_their_addresses() -> None:
     target = buffers()
     first = mixed_step(target).batches[0]

@@ -71,13 +71,13 @@ def test_the_watch_notices_a_computing_op():
 @pytest.mark.parametrize(
     ("name", "calls_per_layer"),
     [
-        ("llama", "linear rope write_kv attention linear add_rms_norm linear silu_mul linear add_rms_norm"),
+        ("llama", "linear rope_write_kv attention linear add_rms_norm linear silu_mul linear add_rms_norm"),
         (
             "gemma3",
-            "linear rms_norm rms_norm rope write_kv attention linear rms_norm add_rms_norm "
+            "linear rms_norm rms_norm rope_write_kv attention linear rms_norm add_rms_norm "
             "linear gelu_mul linear rms_norm add_rms_norm",
         ),
-        ("gpt-neox-parallel", "linear rope write_kv attention linear layer_norm add linear gelu linear add layer_norm"),
+        ("gpt-neox-parallel", "linear rope_write_kv attention linear layer_norm add linear gelu linear add layer_norm"),
     ],
 )
 def test_a_layer_is_these_ops(name, calls_per_layer, tiny_model, paged, tokens, ops):

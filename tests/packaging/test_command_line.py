@@ -33,6 +33,7 @@ def test_help_lists_the_commands() -> None:
         "--api-key",
         "--dtype",
         "--kv-cache-dtype",
+        "--quantization",
         "--swap-space",
     ],
 )

@@ -7,8 +7,11 @@ import pytest
 from jaxtyping import install_import_hook
 
 # Before anything here imports them: shapes in the signatures are checked.
-TENSOR_MODULES = ("batch", "draw", "edits", "logprobs", "penalties", "philox", "ranking", "rows", "sampler")
-install_import_hook([f"pageport.sampling.{name}" for name in TENSOR_MODULES], "beartype.beartype")
+TENSOR_MODULES = [
+    *(f"pageport.sampling.{name}" for name in ("batch", "edits", "logprobs", "penalties", "rows", "sampler")),
+    *(f"pageport.backend.reference.{name}" for name in ("choose", "draw", "philox", "ranking")),
+]
+install_import_hook(TENSOR_MODULES, "beartype.beartype")
 
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402

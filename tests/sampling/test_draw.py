@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pageport.sampling import draw
-from pageport.sampling.draw import Draws, Filters, draw_filtered, draw_plain
+from pageport.backend.reference import draw
+from pageport.backend.reference.draw import Draws, Filters, draw_filtered, draw_plain
+from pageport.backend.reference.philox import gumbel, vocab_bits
 from pageport.sampling.params import SamplingParams
-from pageport.sampling.philox import gumbel, vocab_bits
 
 
 def chi_square(counts: Tensor, probabilities: Tensor) -> float:

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pageport.sampling.draw import Filters, kept_counts
-from pageport.sampling.ranking import ranked
+from pageport.backend.reference.draw import Filters, kept_counts
+from pageport.backend.reference.ranking import ranked
 
 LOGIT = st.one_of(st.floats(-20, 20, width=32), st.sampled_from([0.0, 1.0, float("-inf")]))
 

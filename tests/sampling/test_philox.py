@@ -5,7 +5,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from pageport.sampling.philox import Words, child_seed, gumbel, philox4x32, token_bits, uniform, vocab_bits
+from pageport.backend.reference.philox import Words, gumbel, philox4x32, token_bits, uniform, vocab_bits
+from pageport.sampling.seed import child_seed
 
 U64 = npt.NDArray[np.uint64]
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pageport.sampling.ranking import ranked
+from pageport.backend.reference.ranking import ranked
 
 
 def expected(values: Tensor, width: int) -> list[list[int]]:

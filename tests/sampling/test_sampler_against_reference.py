@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from pageport.sampling.params import SamplingParams
-from pageport.sampling.philox import child_seed
 from pageport.sampling.row import RowSampling
+from pageport.sampling.seed import child_seed
 
 VOCAB = 40
 MASK = 0xFFFFFFFF

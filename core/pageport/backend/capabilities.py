@@ -13,11 +13,13 @@ class Capabilities:
     compute_dtypes: tuple[str, ...] = ("float32",)
     # Which of these does `--dtype auto` choose for a checkpoint stored in bfloat16 or float16?
     preferred_dtype: str = "float32"
-    # In which dtypes can it keep keys and values?
+    # In which dtypes can it keep keys and values? Besides those it computes in: "float8_e4m3fn", "float8_e5m2", "int8".
     kv_dtypes: tuple[str, ...] = ("float32",)
     # Which stored weight schemes does it keep in their own format? The rest is dequantised while loading.
     weight_schemes: tuple[str, ...] = ()
-    # Does keeping a stored scheme round activations too (int8 activations, say)? Start-up then says so.
+    # Which on-load quantisations of any checkpoint does it do: "int8", "int4"?
+    quantisations: tuple[str, ...] = ()
+    # Does multiplying by block-quantised weights round activations too, to 8 bits? Start-up then says so.
     quantises_activations: bool = False
     # How many tokens may a cache block hold?
     block_sizes: tuple[int, ...] = (16,)
@@ -29,6 +31,8 @@ class Capabilities:
     attention_variants: tuple[str, ...] = ()
     # Can one step hold prefill chunks and decodes together?
     mixed_batches: bool = True
+    # How many tokens should a step compute, when nobody says: enough for full speed, and not more? None: core's choice.
+    step_tokens: int | None = None
     # Must decodes come before prefills in a batch?
     decode_first: bool = False
     # With `decode_first`: how many queries may a decode row have?

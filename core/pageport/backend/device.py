@@ -6,7 +6,7 @@ pageport serves (``pageport.backend.op_table`` checks both directions).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,13 +15,17 @@ from torch import Tensor
 
 from pageport.backend.batch import AttentionBatch
 from pageport.backend.capabilities import Capabilities
+from pageport.backend.choice import Choice, ChoiceBatch
 from pageport.backend.coverage import check_attention, check_kv
+from pageport.backend.graph import Graph
 from pageport.backend.kv import AttentionParams, KVSpec, Memory
 from pageport.backend.reference import attention as reference_attention
+from pageport.backend.reference import choose as reference_choose
 from pageport.backend.reference import kv as reference_kv
 from pageport.backend.reference import ops as reference_ops
 from pageport.backend.reference import weights as reference_weights
 from pageport.backend.weights import StoredTensor, WeightSpec
+from pageport.errors import UnsupportedFeature
 
 
 class Device(ABC):
@@ -46,6 +50,28 @@ class Device(ABC):
 
     def close(self) -> None:  # noqa: B027 - nothing to give back unless the device holds something
         """Give everything back; calling it twice is harmless."""
+
+    # --- optional feature: graph -------------------------------------------------------------------------------
+
+    def capture(self, run: Callable[[], None]) -> Graph:
+        """Record the ops that ``run`` calls, so that they can be repeated at once (the feature ``graph``).
+
+        ``run`` calls ops of this device, and takes views, of tensors that keep their addresses as long as the graph is
+        in use. ``replay`` then does what ``run`` would do with the *current* contents of these tensors: nothing that
+        was read from one while capturing may be kept. Numbers and shapes are those of the capture. Capturing may
+        execute the ops or not: whatever they write is undefined until ``replay``.
+
+        Core captures steps in which every request has one token, once a number of requests, after a step of this size
+        has run op by op. The ``AttentionBatch`` of a captured step has ``max_seq_len`` and block tables as wide as any
+        step may need: lengths are read from its tensors, entries of the block table behind a request's blocks may hold
+        anything, and ``host`` is empty. ``plan`` is called with the exact batch before every capture and every replay,
+        and its result put in the captured batch; what a graph reads of a plan lies in memory that the next call of
+        ``plan`` with as many requests fills anew.
+
+        Raises:
+            UnsupportedFeature: the device has no graphs.
+        """
+        raise UnsupportedFeature(f"{type(self).__qualname__} does not capture graphs.")
 
     # --- weights -----------------------------------------------------------------------------------------------
 
@@ -265,6 +291,27 @@ class Device(ABC):
         """
         reference_ops.rope(query, key, positions, cos_sin, interleaved)
 
+    def rope_write_kv(
+        self,
+        pool: Any,
+        layer: int,
+        query: Float[Tensor, "tokens heads head_size"],
+        key: Float[Tensor, "tokens kv_heads head_size"],
+        value: Float[Tensor, "tokens kv_heads value_head_size"],
+        positions: Int64[Tensor, "tokens"],
+        cos_sin: Float[Tensor, "positions rotary_size"],
+        interleaved: bool,
+        slot_mapping: Int64[Tensor, "tokens"],
+        params: AttentionParams,
+    ) -> None:
+        """Do what ``rope`` and then ``write_kv`` do, in one pass.
+
+        ``key`` need not be rotated in place: only what the cache holds counts. The inherited method calls this
+        device's ``rope`` and ``write_kv``.
+        """
+        self.rope(query, key, positions, cos_sin, interleaved)
+        self.write_kv(pool, layer, key, value, slot_mapping, params)
+
     def silu_mul(
         self, gate_up: Float[Tensor, "tokens twice_features"], out: Float[Tensor, "tokens features"] | None = None
     ) -> Float[Tensor, "tokens features"]:
@@ -303,3 +350,20 @@ class Device(ABC):
     ) -> Float[Tensor, "rows features"]:
         """Return ``x[rows]``."""
         return reference_ops.gather_rows(x, rows, out)
+
+    # --- optional op: choosing tokens -----------------------------------------------------------------------------
+
+    def sample(self, logits: Float[Tensor, "rows vocab"], batch: ChoiceBatch) -> Choice:
+        """Choose one token a row, in float32 whatever the dtype of ``logits``, which are left as they are.
+
+        Without a temperature it is the one with the largest logit, the lowest id among equals. Otherwise each token's
+        score is its scaled logit, ``(logit - largest) / temperature``, plus Gumbel noise ``-log(-log(u))`` in float64;
+        the best score wins. u = (bits + 1/2) / 2³², where the 32 bits are word ``id % 4`` of Philox4x32-10's block with
+        the counter (``id // 4``, low half of the position, 0, 0) and the seed as its key, low half first.
+
+        Filters leave a prefix of the ranking by scaled logit, lower ids first among equals: tokens whose scaled logit
+        is at least log(``min_p``); of these the first ``top_k``; of these the fewest whose probabilities, renormalised,
+        sum to ``top_p`` or more; always the first. Any implementation chooses the same tokens: where a rounding would
+        decide, ask the inherited method.
+        """
+        return reference_choose.choose_tokens(logits, batch)

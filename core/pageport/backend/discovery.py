@@ -42,13 +42,14 @@ class BackendEntry:
 
     @property
     def reason(self) -> str:
-        """Why it is not usable, or how many devices it has."""
+        """Why it is not usable, or how many devices it has and what its probe says of them."""
         if self.error is not None:
             return self.error
-        count = self.probe.count if self.probe else 0
-        if count > 0:
-            return f"{count} device{'' if count == 1 else 's'}"
-        return (self.probe.reason if self.probe else "") or "its probe found no device and gives no reason"
+        if self.probe is None or self.probe.count <= 0:
+            return (self.probe.reason if self.probe else "") or "its probe found no device and gives no reason"
+        count = self.probe.count
+        details = (f"{name}: {value}" for name, value in self.probe.details.items())
+        return "; ".join((f"{count} device{'' if count == 1 else 's'}", *details))
 
 
 @dataclass(frozen=True, kw_only=True)

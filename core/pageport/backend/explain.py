@@ -105,14 +105,18 @@ def _capability_rows(capabilities: Capabilities) -> tuple[CapabilityRow, ...]:
 
 
 def _weight_rows(capabilities: Capabilities) -> tuple[WeightRow, ...]:
-    rows = [WeightRow(scheme, "converted to the compute dtype") for scheme in PLAIN_SCHEMES]
-    others = dict.fromkeys([*BLOCK_SCHEMES, *capabilities.weight_schemes])
-    for scheme in others:
+    rounding = ", activations are rounded" if capabilities.quantises_activations else ""
+    rows = []
+    for scheme in dict.fromkeys([*PLAIN_SCHEMES, *BLOCK_SCHEMES, *capabilities.weight_schemes]):
+        is_plain = scheme in PLAIN_SCHEMES
         if scheme in capabilities.weight_schemes:
-            rounding = ", activations are rounded" if capabilities.quantises_activations else ""
-            rows.append(WeightRow(scheme, f"kept as stored{rounding}"))
+            rows.append(WeightRow(scheme, "kept as stored" + ("" if is_plain else rounding)))
         else:
-            rows.append(WeightRow(scheme, "dequantised to the compute dtype"))
+            rows.append(WeightRow(scheme, f"{'converted' if is_plain else 'dequantised'} to the compute dtype"))
+    rows += [
+        WeightRow(f"any, --quantization {name}", f"quantised to {name}{rounding}")
+        for name in capabilities.quantisations
+    ]
     return tuple(rows)
 
 

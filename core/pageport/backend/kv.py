@@ -6,7 +6,14 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, kw_only=True)
 class KVSpec:
-    """The cache of one group of layers with the same shape."""
+    """The cache of one group of layers with the same shape.
+
+    ``dtype`` is named as in torch. ``float8_e4m3fn`` and ``float8_e5m2`` hold each number over ``k_scale`` or
+    ``v_scale`` (over 1 where there is none), rounded to nearest; what is beyond the dtype's largest finite number
+    becomes that. ``int8`` holds 127ths of the largest magnitude among one token's numbers of one head, whose scale the
+    device keeps beside them in its pool and counts in ``bytes_per_block``. NaN comes out as NaN, with int8 in all
+    numbers of that token and head.
+    """
 
     num_layers: int
     num_kv_heads: int  # on this rank
@@ -29,7 +36,7 @@ class AttentionParams:
     # A query at position p sees positions p - sliding_window + 1 … p.
     sliding_window: int | None = None
     softcap: float | None = None
-    # float32 device tensors: sinks [heads], alibi slopes [heads], k_scale and v_scale [] for quantised caches.
+    # float32 device tensors: sinks [heads], alibi slopes [heads], k_scale and v_scale [] for 8-bit floats.
     sinks: Any = None
     alibi: Any = None
     k_scale: Any = None

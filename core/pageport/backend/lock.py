@@ -13,7 +13,11 @@ from pageport.backend.interface import INTERFACE
 FOLDER = Path(__file__).parent
 LOCK_FILE = FOLDER / "interface.lock"
 # Names that backends import from elsewhere than `pageport.backend`.
-DEVICE_NAMES = {"device.py": ["Device"], "batch.py": ["AttentionBatch", "AttentionMirror"]}
+DEVICE_NAMES = {
+    "device.py": ["Device"],
+    "batch.py": ["AttentionBatch", "AttentionMirror"],
+    "choice.py": ["Choice", "ChoiceBatch"],
+}
 
 
 def render() -> str:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from pageport.backend.choice import Choice
 from pageport.backend.device import Device
 from pageport.errors import BackendError
 
@@ -21,23 +22,33 @@ OPTIONAL_OPS = (
     "add",
     "scale",
     "rope",
+    "rope_write_kv",
     "silu_mul",
     "gelu_mul",
     "gelu",
     "softcap",
     "gather_rows",
+    "sample",
 )
 # Versions of each optional op's signature and meaning that this pageport calls.
 SERVED_VERSIONS: Mapping[str, tuple[int, ...]] = dict.fromkeys(OPTIONAL_OPS, (1,))
+# What the inherited method of an optional op calls, where that is other ops of the device.
+PARTS: Mapping[str, tuple[str, ...]] = {"rope_write_kv": ("rope", "write_kv")}
+# Features that are no op, the method each stands for, and the versions of it that this pageport calls.
+METHODS: Mapping[str, str] = {"graph": "capture"}
+SERVED_METHODS: Mapping[str, tuple[int, ...]] = dict.fromkeys(METHODS, (1,))
 # Where nearly all of a step's time goes: `--strict-ops` refuses the reference for these.
 HOT_OPS = ("linear", "write_kv", *ATTENTION_OPS, "rms_norm", "add_rms_norm", "rope", "silu_mul")
 
 
 @dataclass(frozen=True, slots=True)
 class OpImplementation:
-    """Who serves an op: the device's own code, or the plain-torch reference; ``where`` is ``module:qualname``."""
+    """Who serves an op; ``where`` is ``module:qualname``.
 
-    source: Literal["device", "reference"]
+    ``source``: the device's own code, the plain-torch reference, or "parts": other ops of the device (``PARTS``).
+    """
+
+    source: Literal["device", "reference", "parts"]
     where: str
 
 
@@ -58,11 +69,13 @@ class OpTable:
     add: Callable[..., Tensor]
     scale: Callable[..., Tensor]
     rope: Callable[..., None]
+    rope_write_kv: Callable[..., None]
     silu_mul: Callable[..., Tensor]
     gelu_mul: Callable[..., Tensor]
     gelu: Callable[..., Tensor]
     softcap: Callable[..., Tensor]
     gather_rows: Callable[..., Tensor]
+    sample: Callable[..., Choice]
     implementations: Mapping[str, OpImplementation]
 
 
@@ -76,8 +89,9 @@ def compile_ops(device: Device, strict: bool = False) -> OpTable:
         BackendError: overrides and declared features disagree, a version is not served here, or ``strict`` is not met.
     """
     _check_features(device)
+    _check_methods(device)
     implementations = {name: _implementation(device, name) for name in REQUIRED_OPS + OPTIONAL_OPS}
-    slow = [name for name in HOT_OPS if implementations[name].source == "reference"]
+    slow = [name for name in HOT_OPS if _is_slow(name, implementations)]
     if strict and slow:
         raise BackendError(
             f"{_class_name(device)} leaves {', '.join(slow)} to the plain-torch reference, which --strict-ops refuses. "
@@ -122,12 +136,43 @@ def _check_features(device: Device) -> None:
             )
 
 
+def _check_methods(device: Device) -> None:
+    """Check the features that are no op as ``_check_features`` checks ops."""
+    who = _class_name(device)
+    for feature, method in METHODS.items():
+        version = device.capabilities.features.get(feature)
+        served = SERVED_METHODS[feature]
+        if version is None and _overrides(device, method):
+            raise BackendError(
+                f'{who} overrides {method} but does not declare it. Add "{feature}": {served[-1]} to '
+                "Capabilities.features, or remove the method."
+            )
+        if version is not None and version not in served:
+            raise BackendError(
+                f"{who} declares {feature} version {version}; this pageport serves {', '.join(map(str, served))}. "
+                "Install versions that match."
+            )
+        if version is not None and not _overrides(device, method):
+            raise BackendError(
+                f"{who} declares {feature} but does not override Device.{method}. Override it, or remove the feature."
+            )
+
+
+def _is_slow(name: str, implementations: Mapping[str, OpImplementation]) -> bool:
+    """Tell whether the reference serves an op; a rope that only the device's own fused op would call does not count."""
+    if name == "rope" and implementations["rope_write_kv"].source == "device":
+        return False
+    return implementations[name].source == "reference"
+
+
 def _implementation(device: Device, name: str) -> OpImplementation:
     if name in ATTENTION_OPS and _overrides(device, "attention"):
         name = "attention"
     function = _function(device, name)
     where = f"{getattr(function, '__module__', '?')}:{getattr(function, '__qualname__', type(function).__qualname__)}"
-    return OpImplementation("device" if _overrides(device, name) else "reference", where)
+    if _overrides(device, name):
+        return OpImplementation("device", where)
+    return OpImplementation("parts" if name in PARTS else "reference", where)
 
 
 def _overrides(device: Device, name: str) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 # Formats of stored weights: plain numbers, and GGML's blocks.
 PLAIN_SCHEMES = ("f32", "bf16", "f16")
@@ -23,6 +23,9 @@ class WeightSpec:
     shard_axis: int | None = None
     # `--dtype float32` and its like: dequantise even what the device could keep.
     dequantise: bool = False
+    # `--quantization`: keep the matrix in a form of the device's own with about so many bits a weight, whatever its
+    # stored scheme. Only asked for when `Capabilities.quantisations` names it, and never with `dequantise`.
+    quantisation: Literal["int8", "int4"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

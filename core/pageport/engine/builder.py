@@ -1,7 +1,7 @@
 """Build an engine from settings: resolve and load the model, open the backend, size the cache."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -13,12 +13,13 @@ from pageport.backend.discovery import discover, select
 from pageport.backend.kv import KVSpec
 from pageport.backend.op_table import compile_ops
 from pageport.cache.block_manager import BlockManager
-from pageport.config import EngineConfig, ModelConfig
+from pageport.config import EngineConfig, ModelConfig, SchedulerConfig
 from pageport.engine.cache_plan import CachePlan, GroupNeeds, plan_cache
 from pageport.engine.engine import Engine
 from pageport.engine.messages import EngineInfo
 from pageport.engine.model_runner import ModelRunner
-from pageport.errors import ConfigurationError, UnsupportedFeature
+from pageport.engine.precision import Precision, choose_precision
+from pageport.errors import ConfigurationError
 from pageport.models.checkpoint import Checkpoint
 from pageport.models.decoder import Decoder
 from pageport.models.layer import attention_params
@@ -99,28 +100,38 @@ def build_engine_on(
         OutOfMemory: the model or one context does not fit.
     """
     checkpoint, spec = model
-    dtype, dequantise = choose_dtype(config.model.dtype, checkpoint, device.capabilities)
+    config = replace(config, scheduler=_with_step_tokens(config.scheduler, device.capabilities))
+    precision = choose_precision(config, checkpoint.scheme, device.capabilities)
     ops = compile_ops(device, strict=config.backend.strict_ops)
     groups = cache_groups(spec)
-    kv_dtype = dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
-    specs = [group.kv_spec(config.cache.block_size, kv_dtype) for group in groups]
+    specs = [group.kv_spec(config.cache.block_size, precision.kv_dtype) for group in groups]
     for kv, group in zip(specs, groups, strict=True):
         check_kv(device.capabilities, kv)
         for attention in (spec.layers[layer].attention for layer in group.layers):
             device.check_attention(kv, attention.num_heads, attention_params(attention))
     _check_context(config.model.max_model_len, spec)
-    weights = load_decoder_weights(spec, checkpoint, device, dtype, dequantise, progress)
+    weights = load_decoder_weights(
+        spec,
+        checkpoint,
+        device,
+        precision.compute_dtype,
+        dequantise=precision.dequantise,
+        quantisation=precision.quantisation,
+        progress=progress,
+    )
     plan = _plan(device, specs, groups, spec, config)
     depth = config.backend.pipeline_depth
     depth = device.capabilities.pipeline_depth if depth is None else depth
     scheduling = config.scheduler
+    has_graphs = "graph" in device.capabilities.features
+    replays_graphs = has_graphs and not config.backend.enforce_eager
     decoder = Decoder(
         spec,
         weights,
         ops,
-        dtype=getattr(torch, dtype),
+        dtype=getattr(torch, precision.compute_dtype),
         device=device.torch_device,
-        max_tokens=scheduling.max_num_batched_tokens,
+        max_tokens=scheduling.step_tokens,
         max_model_len=plan.max_model_len,
     )
     runner = ModelRunner(
@@ -129,15 +140,17 @@ def build_engine_on(
         specs,
         plan.groups,
         max_num_seqs=scheduling.max_num_seqs,
-        max_tokens=scheduling.max_num_batched_tokens,
+        max_tokens=scheduling.step_tokens,
         max_model_len=plan.max_model_len,
         vocab_size=spec.vocab_size,
         pipeline_depth=depth,
+        choose=ops.sample,
+        replays_graphs=replays_graphs,
     )
     blocks = BlockManager(
         plan.groups,
         enable_prefix_caching=config.cache.enable_prefix_caching,
-        max_tokens_per_step=scheduling.max_num_batched_tokens,
+        max_tokens_per_step=scheduling.step_tokens,
     )
     scheduler = Scheduler(scheduling, blocks, pipeline_depth=depth, max_model_len=plan.max_model_len)
     engine = Engine(scheduler, runner, scheduling, pipeline_depth=depth)
@@ -151,32 +164,21 @@ def build_engine_on(
         block_size=config.cache.block_size,
         num_blocks=tuple(group.num_blocks for group in plan.groups),
         eos_token_ids=_eos_token_ids(checkpoint),
-        dtype=dtype,
+        dtype=precision.compute_dtype,
         backend=backend_name,
-        summary=_summary(backend_name, why, checkpoint, spec, dtype, dequantise, device, plan),
+        summary=(
+            *_summary(backend_name, why, checkpoint, spec, precision, device, plan),
+            f"steps    {_describe_steps(has_graphs, replays_graphs)}",
+        ),
     )
     return BuiltEngine(engine=engine, info=info, device=device)
 
 
-def choose_dtype(asked: str, checkpoint: Checkpoint, capabilities: Capabilities) -> tuple[str, bool]:
-    """Return the compute dtype, and whether stored quantised weights must be dequantised.
-
-    ``auto`` keeps a checkpoint's own dtype where the device prefers it, and never turns bfloat16 into float16.
-
-    Raises:
-        UnsupportedFeature: the device does not compute in ``asked``.
-    """
-    if asked == "auto":
-        return capabilities.preferred_dtype, False
-    if asked not in capabilities.compute_dtypes:
-        raise UnsupportedFeature(
-            f"--dtype {asked} is not computed by this device; it takes {', '.join(capabilities.compute_dtypes)}."
-        )
-    if asked == "float16" and checkpoint.scheme == "bf16":
-        raise UnsupportedFeature(
-            "--dtype float16 would overflow a bfloat16 checkpoint's range. Use --dtype auto, bfloat16 or float32."
-        )
-    return asked, True
+def _with_step_tokens(config: SchedulerConfig, capabilities: Capabilities) -> SchedulerConfig:
+    """Let the device say how many tokens a step computes, where the user does not; every row can decode."""
+    if config.max_num_batched_tokens is not None or capabilities.step_tokens is None:
+        return config
+    return replace(config, max_num_batched_tokens=max(capabilities.step_tokens, config.max_num_seqs))
 
 
 def _options(pairs: tuple[str, ...]) -> dict[str, str]:
@@ -221,25 +223,27 @@ def _eos_token_ids(checkpoint: Checkpoint) -> frozenset[int]:
     return frozenset(ids)
 
 
+def _describe_steps(has_graphs: bool, replays_graphs: bool) -> str:
+    if replays_graphs:
+        return "decodes are captured once a batch size and replayed (--enforce-eager turns it off)"
+    return "op by op, as --enforce-eager says" if has_graphs else "op by op: the backend replays no graphs"
+
+
 def _summary(
     backend_name: str,
     why: tuple[str, ...],
     checkpoint: Checkpoint,
     spec: DecoderSpec,
-    dtype: str,
-    dequantise: bool,
+    precision: Precision,
     device: Device,
     plan: CachePlan,
 ) -> tuple[str, ...]:
-    kept = not dequantise and checkpoint.scheme in device.capabilities.weight_schemes
-    weights = f"weights kept as {checkpoint.scheme}" if kept else f"{checkpoint.scheme} weights computed as {dtype}"
-    if kept and device.capabilities.quantises_activations:
-        weights += ", activations quantised to int8 (--dtype float32 turns both off)"
+    weights = precision.describe_weights(checkpoint.scheme, device.capabilities)
     full = [group for group in plan.groups if group.sliding_window is None]
     contexts = min((g.num_blocks * g.block_size / plan.max_model_len for g in full), default=float("inf"))
     return (
         f"model    {checkpoint.path.name}: {spec.architecture}, {len(spec.layers)} layers, {weights}",
         f"backend  {backend_name}: {'; '.join(why)}",
         f"context  {plan.max_model_len} tokens of {spec.max_positions}",
-        f"cache    {plan.explanation}; {contexts:.1f} full contexts at once",
+        f"cache    {precision.kv_dtype}, {plan.explanation}; {contexts:.1f} full contexts at once",
     )

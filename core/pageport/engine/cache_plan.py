@@ -91,7 +91,7 @@ def plan_cache(
 
 def _window_blocks(window: int, num_seqs: int, size: int, scheduler: SchedulerConfig) -> int:
     """Blocks ``num_seqs`` windows need, each cut at both ends, plus one step's new tokens."""
-    return num_seqs * (-(-window // size) + 2) + -(-scheduler.max_num_batched_tokens // size)
+    return num_seqs * (-(-window // size) + 2) + -(-scheduler.step_tokens // size)
 
 
 def _divide(

@@ -10,11 +10,12 @@ from pageport.backend.device import Device
 from pageport.backend.kv import KVSpec
 from pageport.cache.layout import GroupLayout
 from pageport.engine.runner import PendingStep, Runner
-from pageport.engine.step_buffers import Step, StepBuffers
+from pageport.engine.step_buffers import DecodeStep, Step, StepBuffers
+from pageport.engine.step_graphs import StepGraphs
 from pageport.models.decoder import Decoder
 from pageport.sampling.logprobs import prompt_logprobs, token_logprobs
 from pageport.sampling.rows import SamplingRows
-from pageport.sampling.sampler import SamplerOutput, sample
+from pageport.sampling.sampler import Choose, SamplerOutput, sample
 from pageport.scheduling.batch import Batch, StepResult, TokenLogprobs
 
 # Rows of prompt logits computed at once: bounds their memory at this many vocabularies.
@@ -40,7 +41,15 @@ class ModelRunner(Runner):
         max_model_len: int,
         vocab_size: int,
         pipeline_depth: int,
+        choose: Choose,
+        replays_graphs: bool = False,
     ) -> None:
+        """Allocate the pools and the buffers.
+
+        Args:
+            choose: the device's op ``sample``.
+            replays_graphs: decode steps are captured and replayed; the device declares ``graph``.
+        """
         where = device.torch_device
         self._decoder = decoder
         self._device = device
@@ -51,6 +60,7 @@ class ModelRunner(Runner):
             for s, g in zip(specs, groups, strict=True)
         ]
         self._history = torch.zeros((max_num_seqs, max_model_len + 1), dtype=torch.int32, device=where)
+        self._choose = choose
         self._sampling = SamplingRows(max_num_seqs, vocab_size, where)
         self._scored_prompts: dict[int, _ScoredPrompt] = {}
         self._buffers = StepBuffers(
@@ -61,6 +71,11 @@ class ModelRunner(Runner):
             device=where,
             num_stages=pipeline_depth + 1,
         )
+        self._graphs: StepGraphs | None = None
+        if replays_graphs:
+            # Prompts are scored in the same buffer, which must not grow then.
+            decoder.reserve_logits(max(max_num_seqs, PROMPT_LOGITS_ROWS))
+            self._graphs = StepGraphs(device, self._buffers.decode_step, self._decode)
 
     @torch.inference_mode()
     def submit(self, batch: Batch) -> PendingStep:
@@ -70,14 +85,22 @@ class ModelRunner(Runner):
         step = self._buffers.build(batch, self._history)
         for spec, attention in zip(self._specs, step.batches, strict=True):
             attention.plan = self._device.plan(spec, attention)
+        if batch.rows and batch.num_decodes == len(batch.rows):
+            decodes = DecodeStep(step.inputs, step.batches)
+            logits = self._decode(decodes) if self._graphs is None else self._graphs.run(decodes)
+            return _Pending(self._sample(batch, step, logits, range(len(batch.rows))), {})
         hidden = self._decoder.hidden(step.inputs, self._pools, step.batches)
         prompt_scores = self._score_prompts(batch, step, hidden)
-        return _Pending(self._sample(batch, step, hidden), prompt_scores)
+        sources = list(dict.fromkeys(batch.sample_sources))
+        if not sources:
+            return _Pending(None, prompt_scores)
+        return _Pending(self._sample(batch, step, self._last_logits(step, hidden, sources), sources), prompt_scores)
 
     def close(self) -> None:
         if not self._pools:
             return
         self._device.synchronize()  # a step in flight may still use the pools
+        self._graphs = None
         for pool in self._pools:
             self._device.free_kv(pool)
         # The weights and buffers go with the references to them.
@@ -104,18 +127,26 @@ class ModelRunner(Runner):
             if num_logprobs is not None:
                 self._scored_prompts[new.row] = _ScoredPrompt(num_logprobs, new.num_prompt_tokens)
 
-    def _sample(self, batch: Batch, step: Step, hidden: Tensor) -> SamplerOutput | None:
+    def _decode(self, step: DecodeStep) -> Tensor:
+        """Return the logits of every request."""
+        return self._decoder.logits(self._decoder.hidden(step.inputs, self._pools, step.batches))
+
+    def _last_logits(self, step: Step, hidden: Tensor, entries: list[int]) -> Tensor:
+        """Return the logits of the last token of each of these entries."""
+        last_tokens = step.query_start_loc[1:][entries].astype("int64") - 1
+        return self._decoder.logits(hidden, torch.from_numpy(last_tokens).to(hidden.device))
+
+    def _sample(self, batch: Batch, step: Step, logits: Tensor, entries: Sequence[int]) -> SamplerOutput | None:
+        """Sample from ``logits``, whose rows belong to ``entries``."""
         if not batch.sample_rows:
             return None
         where = self._history.device
-        sources = list(dict.fromkeys(batch.sample_sources))
-        last_tokens = torch.from_numpy(step.query_start_loc[1:][sources].astype("int64") - 1).to(where)
-        logits = self._decoder.logits(hidden, last_tokens)
-        if len(sources) < len(batch.sample_sources):
-            place = {source: i for i, source in enumerate(sources)}
+        if list(entries) != batch.sample_sources:
+            place = {entry: i for i, entry in enumerate(entries)}
             logits = logits[torch.tensor([place[s] for s in batch.sample_sources], device=where)]
         lengths = step.seq_lens[batch.sample_sources]
-        output = sample(logits, self._sampling.gather(batch.sample_rows, lengths.tolist(), self._history))
+        sampling = self._sampling.gather(batch.sample_rows, lengths.tolist(), self._history)
+        output = sample(logits, sampling, self._choose)
         rows = torch.tensor(batch.sample_rows, device=where)
         self._history[rows, torch.from_numpy(lengths.astype("int64")).to(where)] = output.token_ids.to(torch.int32)
         return output

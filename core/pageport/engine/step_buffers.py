@@ -41,6 +41,22 @@ class StagedTensor:
         return self.tensor[window]
 
 
+# What a captured step must not read: lengths are in the batch's tensors.
+NO_MIRROR = AttentionMirror(
+    query_start_loc=np.empty(0, np.int32), seq_lens=np.empty(0, np.int32), block_table=np.empty((0, 0), np.int32)
+)
+
+
+class DecodeStep(NamedTuple):
+    """The places where any step of so many requests, with one token each, puts what the model reads.
+
+    Block tables are as wide, and ``max_seq_len`` is as large, as they can become.
+    """
+
+    inputs: ModelInputs
+    batches: list[AttentionBatch]  # one per cache group
+
+
 class Step(NamedTuple):
     """One step, ready for the model."""
 
@@ -77,11 +93,31 @@ class StepBuffers:
         self._slots = [staged((max_tokens,), torch.int64) for _ in groups]
         self._step_tables = [staged((max_num_seqs, width), torch.int32) for width in widths]
         self._arange = np.arange(max_tokens, dtype=np.int64)
+        self._max_seq_len = max_model_len + 1
 
     def update_tables(self, updates: Sequence[BlockUpdate]) -> None:
         """Apply the scheduler's changes to the block tables."""
         for row, group, start, block_ids in updates:
             self._tables[group][row, start : start + len(block_ids)] = block_ids
+
+    def decode_step(self, num_requests: int) -> DecodeStep:
+        """Return where every step of ``num_requests`` decodes lies, for a graph to read from."""
+        shared: dict[str, Any] = {
+            "num_requests": num_requests,
+            "num_tokens": num_requests,
+            "max_query_len": 1,
+            "max_seq_len": self._max_seq_len,
+            "num_decodes": num_requests,
+            "query_start_loc": self._query_start_loc.tensor[: num_requests + 1],
+            "seq_lens": self._seq_lens.tensor[:num_requests],
+            "host": NO_MIRROR,
+        }
+        batches = [
+            AttentionBatch(**shared, block_table=table.tensor[:num_requests], slot_mapping=slots.tensor[:num_requests])
+            for table, slots in zip(self._step_tables, self._slots, strict=True)
+        ]
+        inputs = ModelInputs(token_ids=self._token_ids[:num_requests], positions=self._positions.tensor[:num_requests])
+        return DecodeStep(inputs, batches)
 
     def build(self, batch: Batch, history: Tensor) -> Step:
         """Lay out ``batch``; token ids are taken from ``history`` [rows, positions] on the device."""

@@ -44,6 +44,7 @@ class Decoder:
         """
         self._spec = spec
         self._weights = weights
+        self._stored_vocab = spec.lm_head.out_features if spec.lm_head else spec.embedding.rows
         self._embed, self._add, self._scale = ops.embed, ops.add, ops.scale
         self._linear, self._softcap, self._gather_rows = ops.linear, ops.softcap, ops.gather_rows
         # Gemma multiplies by the scale as its dtype can express it.
@@ -100,12 +101,15 @@ class Decoder:
             gathered = self._workspace.growing_view("gathered", rows.shape[0], hidden.shape[1])
             hidden = self._gather_rows(hidden, rows, gathered)
         head = self._weights.lm_head
-        stored_vocab = self._spec.lm_head.out_features if self._spec.lm_head else self._spec.embedding.rows
-        logits = self._workspace.growing_view("logits", hidden.shape[0], stored_vocab)
+        logits = self._workspace.growing_view("logits", hidden.shape[0], self._stored_vocab)
         self._linear(head.weight, hidden, head.bias, logits)
         if self._spec.logit_softcap is not None:
             self._softcap(logits, self._spec.logit_softcap, logits)
         return logits[:, : self._spec.vocab_size]
+
+    def reserve_logits(self, num_rows: int) -> None:
+        """Make room for this many rows of logits: up to there ``logits`` writes to one address, as graphs need."""
+        self._workspace.reserve("logits", num_rows * self._stored_vocab)
 
     @property
     def workspace_bytes(self) -> int:

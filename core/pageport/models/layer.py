@@ -136,7 +136,7 @@ class DecoderLayer:
         self._rope_table, self._rope_interleaved = rope_table, rope_interleaved
         self._params = attention_params(attention)
         self._linear, self._write_kv, self._attention = ops.linear, ops.write_kv, ops.attention
-        self._rope, self._add = ops.rope, ops.add
+        self._rope_write_kv, self._add = ops.rope_write_kv, ops.add
         self._activate = _activation(spec.mlp, ops)
 
     def __call__(
@@ -160,9 +160,21 @@ class DecoderLayer:
         if self._k_norm is not None:
             self._k_norm(key, buffers.normed_key)
             key = buffers.normed_key
-        if self._rope_table is not None:
-            self._rope(query, key, positions, self._rope_table, self._rope_interleaved)
-        self._write_kv(pool, self._cache_layer, key, buffers.value, batch.slot_mapping, self._params)
+        if self._rope_table is None:
+            self._write_kv(pool, self._cache_layer, key, buffers.value, batch.slot_mapping, self._params)
+        else:
+            self._rope_write_kv(
+                pool,
+                self._cache_layer,
+                query,
+                key,
+                buffers.value,
+                positions,
+                self._rope_table,
+                self._rope_interleaved,
+                batch.slot_mapping,
+                self._params,
+            )
         self._attention(pool, self._cache_layer, query, self._params, batch, buffers.attended_heads)
         self._linear(self._output.weight, buffers.attended, self._output.bias, buffers.delta)
         return _normed(self._attention_output_norm, buffers)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pageport.backend.device import Device
 from pageport.backend.weights import WeightSpec
+from pageport.config import Quantisation
 from pageport.errors import CorruptWeights
 from pageport.models.checkpoint import Checkpoint
 from pageport.models.spec import BiasPart, DecoderSpec, LayerSpec, MatrixPart, NormSpec, ProjectionSpec
@@ -67,7 +68,9 @@ def load_decoder_weights(
     checkpoint: Checkpoint,
     device: Device,
     dtype: str,
+    *,
     dequantise: bool = False,
+    quantisation: Quantisation | None = None,
     progress: Progress | None = None,
 ) -> DecoderWeights:
     """Load every weight ``spec`` names onto ``device``.
@@ -77,12 +80,14 @@ def load_decoder_weights(
     Args:
         dtype: the compute dtype, named as in torch ("float32", "bfloat16", "float16").
         dequantise: also what the device could keep in its stored format.
+        quantisation: what the device turns matrices into. An embedding and a head, tied or not, are int8 whatever it
+            says: they are what 4 bits hurt most. Norms, biases and learned positions stay as they are.
 
     Raises:
         CorruptWeights: a tensor is missing, misshapen, or stored but unknown; the message names tensors and file.
     """
     check_names(spec, checkpoint)
-    return _Loading(spec, checkpoint, device, dtype, dequantise, progress).run()
+    return _Loading(spec, checkpoint, device, dtype, dequantise, quantisation, progress).run()
 
 
 def check_names(spec: DecoderSpec, checkpoint: Checkpoint) -> None:
@@ -133,6 +138,7 @@ class _Loading:
         device: Device,
         dtype: str,
         dequantise: bool,
+        quantisation: Quantisation | None,
         progress: Progress | None,
     ) -> None:
         self._spec = spec
@@ -140,6 +146,8 @@ class _Loading:
         self._device = device
         self._dtype = dtype
         self._dequantise = dequantise
+        self._quantisation: Quantisation | None = quantisation
+        self._vocabulary_quantisation: Quantisation | None = None if quantisation is None else "int8"
         self._progress = progress
         self._num_loaded = 0
         self._num_matrices = (
@@ -148,34 +156,39 @@ class _Loading:
 
     def run(self) -> DecoderWeights:
         spec = self._spec
-        embedding = self._matrix((spec.embedding,), spec.hidden_size)
+        vocabulary = self._vocabulary_quantisation
+        embedding = self._matrix((spec.embedding,), spec.hidden_size, vocabulary)
         position_embedding = (
-            None if spec.position_embedding is None else self._matrix((spec.position_embedding,), spec.hidden_size)
+            None
+            if spec.position_embedding is None
+            else self._matrix((spec.position_embedding,), spec.hidden_size, None)
         )
         return DecoderWeights(
             embedding=embedding,
             position_embedding=position_embedding,
             layers=tuple(self._layer(layer) for layer in spec.layers),
             final_norm=self._norm(spec.final_norm),
-            lm_head=Projection(weight=embedding) if spec.lm_head is None else self._projection(spec.lm_head),
+            lm_head=(
+                Projection(weight=embedding) if spec.lm_head is None else self._projection(spec.lm_head, vocabulary)
+            ),
         )
 
     def _layer(self, layer: LayerSpec) -> LayerWeights:
         return LayerWeights(
             attention_norm=self._norm(layer.attention_norm),
-            qkv=self._projection(layer.attention.qkv),
-            output=self._projection(layer.attention.output),
+            qkv=self._projection(layer.attention.qkv, self._quantisation),
+            output=self._projection(layer.attention.output, self._quantisation),
             mlp_norm=self._norm(layer.mlp_norm),
-            up=self._projection(layer.mlp.up),
-            down=self._projection(layer.mlp.down),
+            up=self._projection(layer.mlp.up, self._quantisation),
+            down=self._projection(layer.mlp.down, self._quantisation),
             attention_output_norm=self._optional_norm(layer.attention_output_norm),
             mlp_output_norm=self._optional_norm(layer.mlp_output_norm),
             q_norm=self._optional_norm(layer.attention.q_norm),
             k_norm=self._optional_norm(layer.attention.k_norm),
         )
 
-    def _projection(self, projection: ProjectionSpec) -> Projection:
-        weight = self._matrix(projection.parts, projection.in_features)
+    def _projection(self, projection: ProjectionSpec, quantisation: Quantisation | None) -> Projection:
+        weight = self._matrix(projection.parts, projection.in_features, quantisation)
         if not projection.biases:
             return Projection(weight=weight)
         bias = torch.cat([self._checkpoint.vector(part) for part in projection.biases])
@@ -183,13 +196,14 @@ class _Loading:
             weight=weight, bias=bias.to(device=self._device.torch_device, dtype=getattr(torch, self._dtype))
         )
 
-    def _matrix(self, parts: tuple[MatrixPart, ...], in_features: int) -> Any:
+    def _matrix(self, parts: tuple[MatrixPart, ...], in_features: int, quantisation: Quantisation | None) -> Any:
         weight_spec = WeightSpec(
             name=" + ".join(part.name for part in parts),
             out_features=sum(part.rows for part in parts),
             in_features=in_features,
             compute_dtype=self._dtype,
             dequantise=self._dequantise,
+            quantisation=quantisation,
         )
         weight = self._device.prepare_weight(
             weight_spec, [self._checkpoint.matrix(part, in_features) for part in parts]

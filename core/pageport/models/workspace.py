@@ -23,7 +23,8 @@ class Workspace:
         buffer = self._buffers.get(name)
         if buffer is None or buffer.numel() < num_elements:
             self._buffers.pop(name, None)  # freed first: old and new need not fit together
-            self._buffers[name] = torch.zeros(num_elements, dtype=self._dtype, device=self._device)
+            # Not filled: a host's pages are taken when a step first writes to them.
+            self._buffers[name] = torch.empty(num_elements, dtype=self._dtype, device=self._device)
 
     def view(self, name: str, *shape: int) -> Tensor:
         """Return the start of buffer ``name`` as a contiguous tensor of ``shape``.

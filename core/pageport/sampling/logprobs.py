@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
-from pageport.sampling.batch import Rows, SamplingBatch
-from pageport.sampling.ranking import ranked
+from pageport.backend.choice import Rows
+from pageport.backend.reference.ranking import ranked
+from pageport.sampling.batch import SamplingBatch
 from pageport.scheduling.batch import TokenLogprobs
 
 # Rows whose log-softmax over the vocabulary is in memory at a time, for prompts.
@@ -55,14 +56,14 @@ class RawLogprobs:
         return _logprob_tensors(self.values, chosen, self.rows, self.num_logprobs)
 
 
-def raw_logprobs(logits: Float32[Tensor, "rows vocab"], batch: SamplingBatch) -> tuple[RawLogprobs, ...]:
+def raw_logprobs(logits: Float[Tensor, "rows vocab"], batch: SamplingBatch) -> tuple[RawLogprobs, ...]:
     """Take a snapshot for the rows that want logprobs; those that want all tokens apart from those that want few."""
     is_whole = batch.num_logprobs >= logits.shape[1]
     snapshots = []
     for selected in (np.flatnonzero(~is_whole), np.flatnonzero(is_whole)):
         if selected.size:
             rows = batch.logprob_rows[selected]
-            values = torch.log_softmax(logits[torch.from_numpy(rows).to(logits.device)], dim=-1)
+            values = torch.log_softmax(logits[torch.from_numpy(rows).to(logits.device)].float(), dim=-1)
             snapshots.append(RawLogprobs(rows=rows, num_logprobs=batch.num_logprobs[selected].tolist(), values=values))
     return tuple(snapshots)
 

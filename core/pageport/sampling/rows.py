@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pageport.sampling.batch import EditedRow, SamplingBatch
 from pageport.sampling.edits import RowEdits
-from pageport.sampling.philox import child_seed
 from pageport.sampling.row import RowSampling
+from pageport.sampling.seed import child_seed
 
 # Below, a temperature means greedy.
 MIN_TEMPERATURE = 1e-5

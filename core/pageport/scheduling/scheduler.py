@@ -44,7 +44,7 @@ class Scheduler:
         self._clock = clock
         self._max_model_len = max_model_len
         # Every row can decode in every step.
-        num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
+        num_rows = min(config.max_num_seqs, config.step_tokens)
         self._roster = Roster(blocks, POLICIES[config.scheduling_policy], num_rows)
         self._admission = Admission(self._roster, blocks)
         self._step_time = StepTimeModel()

@@ -187,7 +187,7 @@ class StepPlanner:
 
     def _prompt_budget(self) -> int:
         num_decodes = self._batch.num_decodes
-        left = self._config.max_num_batched_tokens - num_decodes
+        left = self._config.step_tokens - num_decodes
         limit_ms = self._config.max_step_time_ms
         if limit_ms is None or not num_decodes:
             return left

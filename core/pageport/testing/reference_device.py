@@ -16,6 +16,7 @@ class ReferenceDevice(Device):
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
+            kv_dtypes=("float32", "float8_e4m3fn", "float8_e5m2", "int8"),
             block_sizes=tuple(2**power for power in range(11)),
             kv_kinds=("full", "sliding"),
             attention_variants=("sliding_window", "softcap", "sinks", "alibi"),

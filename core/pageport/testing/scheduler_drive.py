@@ -49,7 +49,7 @@ class SchedulerDrive:
         self.blocks = BlockManager(
             groups,
             enable_prefix_caching=enable_prefix_caching,
-            max_tokens_per_step=config.max_num_batched_tokens,
+            max_tokens_per_step=config.step_tokens,
         )
         self.scheduler = Scheduler(
             config, self.blocks, pipeline_depth=depth, clock=self.clock, max_model_len=max_model_len

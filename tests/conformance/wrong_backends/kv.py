@@ -196,6 +196,6 @@ WRONG = [
         ("accepts an undeclared dtype", AcceptsAnyCache, "accepts a cache with dtype float16"),
         ("accepts an undeclared kind", AcceptsAnyCache, "accepts a cache with kind sliding"),
         ("accepts an undeclared block size", AcceptsAnyCache, "accepts a cache with block size 24"),
-        ("names not what it refuses", NamesNotWhatItRefuses, "does not name int8: Not supported."),
+        ("names not what it refuses", NamesNotWhatItRefuses, "does not name 24: Not supported."),
     ]
 ]

@@ -46,8 +46,8 @@ def attention(
     for group in share.groups:
         partials: list[Partial | None] = [None] * len(group.chunks)
         for tile in group.tiles:
-            keys = steps.gather("key", pool.key[layer], tile)
-            values = steps.gather("value", pool.value[layer], tile)
+            keys = _gather("key", pool.key, pool.key_scale, layer, steps, tile, params.k_scale)
+            values = _gather("value", pool.value, pool.value_scale, layer, steps, tile, params.v_scale)
             if tile.unused is not None:
                 values.view(-1, values.shape[-1]).index_fill_(0, tile.unused, 0)
             for piece in tile.pieces:
@@ -62,6 +62,22 @@ def attention(
         for chunk, partial in zip(group.chunks, partials, strict=True):
             if partial is not None:
                 _store(group, chunk, partial.weighted / partial.total, out)
+
+
+def _gather(
+    name: str,
+    stored: Tensor,
+    stored_scale: Tensor | None,
+    layer: int,
+    steps: AttentionPlan,
+    tile: Tile,
+    scale: Tensor | None,
+) -> Tensor:
+    """Return a tile's keys or values, scaled [requests * kv_heads, keys, size]."""
+    gathered = steps.gather(name, stored[layer], tile)
+    if stored_scale is not None:
+        gathered.mul_(steps.gather(f"{name} scale", stored_scale[layer].unsqueeze(-1), tile))
+    return gathered if scale is None else gathered.mul_(scale)
 
 
 def _scores(

@@ -32,23 +32,20 @@ def prepare_weight(spec: WeightSpec, parts: Sequence[StoredTensor], device: torc
 
     Raises:
         CorruptWeights: a part has another shape than announced.
-        UnsupportedFeature: unknown scheme, a shard that does not divide, or values too large for float16.
+        UnsupportedFeature: unknown scheme, a shard that does not divide, values too large for float16, or a
+            quantisation, which the reference does not do.
     """
-    rows = sum(part.shape[0] for part in parts)
-    if rows != spec.out_features or any(part.shape[1] != spec.in_features for part in parts):
-        raise CorruptWeights(
-            f"{spec.name} should be {spec.out_features} x {spec.in_features}; its parts are "
-            + ", ".join(f"{part.shape[0]} x {part.shape[1]} ({part.source or 'unnamed'})" for part in parts)
-            + ". The configuration does not belong to these weights."
-        )
-    column_range = _share(spec, 1, spec.in_features, spec.name)
-    row_ranges = [_share(spec, 0, part.shape[0], part.source or spec.name) for part in parts]
+    if spec.quantisation is not None:
+        raise UnsupportedFeature(f"{spec.name}: the plain-torch reference does not quantise to {spec.quantisation}.")
+    check_parts(spec, parts)
+    column_range = column_share(spec)
+    row_ranges = [row_share(spec, part) for part in parts]
     dense = torch.empty(
         sum(map(len, row_ranges)), len(column_range), dtype=torch_dtype(spec.compute_dtype), device=device
     )
     filled = 0
     for part, row_range in zip(parts, row_ranges, strict=True):
-        for slab in _slabs(part, row_range, column_range):
+        for slab in float_slabs(part, row_range, column_range):
             target = dense[filled : filled + len(slab)]
             target.copy_(slab)
             filled += len(slab)
@@ -88,6 +85,71 @@ def embed(
     return torch.index_select(weight.dense, 0, token_ids, out=out)
 
 
+def check_parts(spec: WeightSpec, parts: Sequence[StoredTensor]) -> None:
+    """Make sure that ``parts``, one under the other, are the matrix.
+
+    Raises:
+        CorruptWeights: their shapes are not its shape.
+    """
+    rows = sum(part.shape[0] for part in parts)
+    if rows != spec.out_features or any(part.shape[1] != spec.in_features for part in parts):
+        raise CorruptWeights(
+            f"{spec.name} should be {spec.out_features} x {spec.in_features}; its parts are "
+            + ", ".join(f"{part.shape[0]} x {part.shape[1]} ({part.source or 'unnamed'})" for part in parts)
+            + ". The configuration does not belong to these weights."
+        )
+
+
+def row_share(spec: WeightSpec, part: StoredTensor) -> range:
+    """Return the rows of a part that belong to this rank.
+
+    Raises:
+        UnsupportedFeature: they cannot be shared equally.
+    """
+    return _share(spec, 0, part.shape[0], part.source or spec.name)
+
+
+def column_share(spec: WeightSpec) -> range:
+    """Return the columns that belong to this rank.
+
+    Raises:
+        UnsupportedFeature: they cannot be shared equally.
+    """
+    return _share(spec, 1, spec.in_features, spec.name)
+
+
+def float_slabs(part: StoredTensor, rows: range, columns: range) -> Iterator[Tensor]:
+    """Yield the rows ``rows`` from the top, some at a time, as floating-point tensors."""
+    slab_rows = max(1, SLAB_BYTES // (4 * max(1, len(columns))))
+    starts = range(rows.start, rows.stop, slab_rows)
+    if part.scheme in PLAIN_SCHEMES:
+        stored = _read(part, "weight", part.shape)
+        for start in starts:
+            yield stored[start : min(start + slab_rows, rows.stop), columns.start : columns.stop]
+        return
+    stored = stored_blocks(part, rows, columns)
+    for start in range(0, len(rows), slab_rows):
+        yield dequantise(part.scheme, stored[start : start + slab_rows])
+
+
+def stored_blocks(part: StoredTensor, rows: range, columns: range) -> Tensor:
+    """Return the blocks of some rows and columns as they are stored: uint8 [rows, bytes].
+
+    Raises:
+        CorruptWeights: the part has another shape than announced.
+        UnsupportedFeature: the columns cut through blocks.
+    """
+    layout = block_format(part.scheme)
+    if columns.start % layout.num_weights or columns.stop % layout.num_weights:
+        raise UnsupportedFeature(
+            f"{part.source}: columns {columns.start} to {columns.stop} cut through {part.scheme} blocks of "
+            f"{layout.num_weights}. Choose a number of ranks for which shares are whole blocks."
+        )
+    stored = _read(part, "blocks", (part.shape[0], part.shape[1] // layout.num_weights * layout.num_bytes))
+    first, last = (edge // layout.num_weights * layout.num_bytes for edge in (columns.start, columns.stop))
+    return stored[rows.start : rows.stop, first:last]
+
+
 def _share(spec: WeightSpec, axis: int, size: int, name: str) -> range:
     """Return the rows (axis 0) or columns (axis 1) of ``size`` that belong to this rank."""
     if spec.shard_axis != axis:
@@ -99,27 +161,6 @@ def _share(spec: WeightSpec, axis: int, size: int, name: str) -> range:
         )
     share = size // spec.shard_world_size
     return range(spec.shard_rank * share, (spec.shard_rank + 1) * share)
-
-
-def _slabs(part: StoredTensor, rows: range, columns: range) -> Iterator[Tensor]:
-    """Yield the rows ``rows`` from the top, some at a time, as floating-point tensors."""
-    slab_rows = max(1, SLAB_BYTES // (4 * max(1, len(columns))))
-    starts = range(rows.start, rows.stop, slab_rows)
-    if part.scheme in PLAIN_SCHEMES:
-        stored = _read(part, "weight", part.shape)
-        for start in starts:
-            yield stored[start : min(start + slab_rows, rows.stop), columns.start : columns.stop]
-        return
-    layout = block_format(part.scheme)
-    if columns.start % layout.num_weights or columns.stop % layout.num_weights:
-        raise UnsupportedFeature(
-            f"{part.source}: columns {columns.start} to {columns.stop} cut through {part.scheme} blocks of "
-            f"{layout.num_weights}. Choose a number of ranks for which shares are whole blocks."
-        )
-    stored = _read(part, "blocks", (part.shape[0], part.shape[1] // layout.num_weights * layout.num_bytes))
-    first, last = (edge // layout.num_weights * layout.num_bytes for edge in (columns.start, columns.stop))
-    for start in starts:
-        yield dequantise(part.scheme, stored[start : min(start + slab_rows, rows.stop), first:last])
 
 
 def _read(part: StoredTensor, key: str, shape: tuple[int, int]) -> Tensor:

@@ -16,8 +16,9 @@ TOLERANCES = {
     # The same with 8 bits: a score moves by up to 0.02, and its probability by 2 %.
     "bfloat16": 3e-2,
 }
-# For 8-bit caches, whose own rounding the oracle takes part in: what the arithmetic around them may do.
-COARSEST = "bfloat16"
+# The oracle takes part in an 8-bit cache's rounding. With int8 a quotient near the middle of a step may fall to either
+# side: a 127th of the largest of a head's numbers, about 3.
+KV_TOLERANCES = {**TOLERANCES, "float8_e4m3fn": 0.0, "float8_e5m2": 0.0, "int8": 3e-2}
 
 
 class Row(NamedTuple):
@@ -54,6 +55,8 @@ class AttentionCase:
     softcap: float | None = None
     has_sinks: bool = False
     has_alibi: bool = False
+    # Do an 8-bit float's keys and values have a fixed scale?
+    has_scales: bool = False
     # Columns of the block table behind those that the longest request needs.
     extra_columns: int = 0
     # Spaces between a token's query and the next one's, as in a fused projection.
@@ -84,7 +87,7 @@ class AttentionCase:
 
     @property
     def tolerance(self) -> float:
-        return max(TOLERANCES.get(name, TOLERANCES[COARSEST]) for name in (self.compute_dtype, self.kv_dtype))
+        return max(TOLERANCES[self.compute_dtype], KV_TOLERANCES[self.kv_dtype])
 
 
 def decodes_first(rows: Sequence[Row]) -> tuple[Row, ...]:

@@ -19,7 +19,6 @@ LOOKUP_SCALE = 64.0
 CODE_BITS = 8
 # tokens: more than any check writes
 WIDE_WINDOW = 4096
-UNQUANTISED = ("float32", "bfloat16", "float16")
 
 
 def sample_spec(capabilities: Capabilities, **changes: Any) -> KVSpec:
@@ -50,7 +49,7 @@ class Cache:
         self.spec = spec
         self.num_blocks = num_blocks
         capabilities = context.capabilities
-        self.params = attention_params(spec, self.device.torch_device)
+        self.params = attention_params(spec)
         self.compute_dtype: torch.dtype = getattr(
             torch, spec.dtype if spec.dtype in capabilities.compute_dtypes else capabilities.preferred_dtype
         )
@@ -73,11 +72,15 @@ class Cache:
         self.device.free_kv(self.pool)
 
     def random_tokens(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return keys and values of ``count`` tokens on the device, no two keys of a head alike."""
+        """Return keys and values of ``count`` tokens on the device, no two keys of a head alike.
+
+        A head's keys are as large as each other, and differ in size from those of another call.
+        """
         spec = self.spec
         key = torch.randint(0, 2, (count, spec.num_kv_heads, spec.head_size), generator=generator) * 2 - 1
         code = torch.arange(count)[:, None] >> torch.arange(min(CODE_BITS, spec.head_size)) & 1
         key[:, :, : code.shape[1]] = (code * 2 - 1)[:, None]
+        key <<= torch.randint(0, 5, (1, spec.num_kv_heads, 1), generator=generator)
         value = torch.randn(count, spec.num_kv_heads, spec.value_head_size, generator=generator)
         return tuple(tensor.to(self.device.torch_device, self.compute_dtype) for tensor in (key, value))  # type: ignore[return-value]
 
@@ -151,13 +154,9 @@ class Cache:
         )
 
 
-def attention_params(spec: KVSpec, device: torch.device) -> AttentionParams:
-    """Return causal attention that looks keys up, with scales of 1 for a quantised cache."""
-    window = WIDE_WINDOW if spec.kind == "sliding" else None
-    if spec.dtype in UNQUANTISED:
-        return AttentionParams(scale=LOOKUP_SCALE, sliding_window=window)
-    one = torch.ones((), device=device)
-    return AttentionParams(scale=LOOKUP_SCALE, sliding_window=window, k_scale=one, v_scale=one.clone())
+def attention_params(spec: KVSpec) -> AttentionParams:
+    """Return causal attention that looks keys up."""
+    return AttentionParams(scale=LOOKUP_SCALE, sliding_window=WIDE_WINDOW if spec.kind == "sliding" else None)
 
 
 def bucket(count: int, buckets: Sequence[int]) -> int:

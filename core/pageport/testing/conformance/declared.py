@@ -3,18 +3,19 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import get_args, get_type_hints
 
-import torch
-
 from pageport.backend.capabilities import Capabilities
 from pageport.backend.kv import KVSpec
 from pageport.backend.op_table import OPTIONAL_OPS
 from pageport.backend.weights import BLOCK_SCHEMES, PLAIN_SCHEMES
+from pageport.config import QUANTISATIONS
 from pageport.testing.conformance.check import Check, Level
 from pageport.testing.conformance.context import Context
+from pageport.testing.conformance.kv_rounding import EIGHT_BITS
 
 KV_KINDS: tuple[str, ...] = get_args(get_type_hints(KVSpec)["kind"])
 ATTENTION_VARIANTS = ("sliding_window", "softcap", "sinks", "alibi")
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
+KV_DTYPES = (*COMPUTE_DTYPES, *EIGHT_BITS)
 # Features besides ``op:<name>``; see ``Capabilities.features``.
 OTHER_FEATURES = ("graph", "swap", "collectives", "whole_model")
 
@@ -40,8 +41,7 @@ def check_dtypes(capabilities: Capabilities) -> None:
         f"preferred_dtype {capabilities.preferred_dtype!r} is not in compute_dtypes {capabilities.compute_dtypes}."
     )
     assert capabilities.kv_dtypes, "kv_dtypes is empty: no cache could be allocated."
-    for name in capabilities.kv_dtypes:
-        assert isinstance(getattr(torch, name, None), torch.dtype), f"kv_dtypes holds {name!r}, no dtype of torch."
+    _check_names("kv_dtypes", capabilities.kv_dtypes, KV_DTYPES)
     assert set(capabilities.kv_dtypes) & set(capabilities.compute_dtypes), (
         f"none of compute_dtypes {capabilities.compute_dtypes} is in kv_dtypes {capabilities.kv_dtypes}: "
         "the cache's default dtype, the one that is computed in, would always be refused."
@@ -66,14 +66,27 @@ def check_attention(capabilities: Capabilities) -> None:
 
 
 def check_weights(capabilities: Capabilities) -> None:
-    """Schemes that are kept are schemes a file may hold."""
+    """Schemes that are kept are schemes a file may hold; quantisations are those a setting may name."""
     _check_names("weight_schemes", capabilities.weight_schemes, (*PLAIN_SCHEMES, *BLOCK_SCHEMES), may_be_empty=True)
+    _check_names("quantisations", capabilities.quantisations, QUANTISATIONS, may_be_empty=True)
+    if capabilities.quantisations:
+        assert "int8" in capabilities.quantisations, (
+            "quantisations lacks 'int8', in which an embedding and an output head are kept under any of them."
+        )
+    keeps_blocks = set(capabilities.weight_schemes) & set(BLOCK_SCHEMES) or capabilities.quantisations
+    assert keeps_blocks or not capabilities.quantises_activations, (
+        "quantises_activations is declared, but no block scheme is kept and no quantisation done: "
+        "with plain numbers activations are not rounded."
+    )
 
 
 def check_batches(capabilities: Capabilities) -> None:
     """Bounds on a step are possible ones; static shapes have buckets."""
     assert capabilities.max_decode_query_len >= 1, (
         f"max_decode_query_len is {capabilities.max_decode_query_len}; a decode row has at least one query."
+    )
+    assert capabilities.step_tokens is None or capabilities.step_tokens >= 1, (
+        f"step_tokens is {capabilities.step_tokens}; a step computes at least one token. None leaves it to core."
     )
     assert capabilities.pipeline_depth >= 0, f"pipeline_depth is {capabilities.pipeline_depth}; 0 means none."
     for name in ("token_buckets", "request_buckets"):

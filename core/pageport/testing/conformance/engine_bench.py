@@ -8,7 +8,8 @@ import numpy as np
 from pageport.backend.capabilities import Capabilities
 from pageport.backend.device import Device
 from pageport.testing.conformance.context import Context
-from pageport.testing.conformance.engine_reference import TOLERANCES, EngineReference, Judge
+from pageport.testing.conformance.engine_reference import EIGHT_BIT_TOLERANCES, TOLERANCES, EngineReference, Judge
+from pageport.testing.conformance.kv_rounding import EIGHT_BITS
 from pageport.testing.conformance.tiny_engine import Answer, TinyEngine, TinyModel
 from pageport.testing.tiny_model import BOS
 
@@ -27,7 +28,7 @@ class EngineBench:
         self.llama = TinyModel(head_size=head_size, max_positions=max_positions)
         self.gpt2 = TinyModel(architecture="gpt2", head_size=head_size, max_positions=max_positions)
         self.mistral = TinyModel(head_size=head_size, max_positions=max_positions, sliding_window=self.span)
-        self._references: dict[TinyModel, EngineReference] = {}
+        self._references: dict[tuple[TinyModel, str], EngineReference] = {}
 
     @property
     def has_sliding_window(self) -> bool:
@@ -40,7 +41,7 @@ class EngineBench:
     def kv_dtype(self, dtype: str) -> str:
         """Return what keys and values are kept in beside this compute dtype."""
         kv_dtypes = self.capabilities.kv_dtypes
-        return dtype if dtype in kv_dtypes else kv_dtypes[0]
+        return dtype if dtype in kv_dtypes else next(name for name in kv_dtypes if name in TOLERANCES)
 
     def open(self, device: Device, model: TinyModel, **settings: Any) -> TinyEngine:
         """Build an engine; ``settings`` as in ``pageport.config``."""
@@ -54,11 +55,11 @@ class EngineBench:
         }
         return TinyEngine(device, model, **{**usual, **settings})
 
-    def reference(self, model: TinyModel) -> EngineReference:
-        """Return the model on the reference device, built once."""
-        if model not in self._references:
-            self._references[model] = EngineReference(model)
-        return self._references[model]
+    def reference(self, model: TinyModel, kv_dtype: str = "float32") -> EngineReference:
+        """Return the model on the reference device with a cache of this dtype, built once."""
+        if (model, kv_dtype) not in self._references:
+            self._references[model, kv_dtype] = EngineReference(model, kv_dtype)
+        return self._references[model, kv_dtype]
 
     def compare(self, context: Context, model: TinyModel, answers: Iterable[Answer], hint: str, *dtypes: str) -> None:
         """Compare answers with the reference and leave the count on the score card.
@@ -67,9 +68,10 @@ class EngineBench:
             dtypes: in use; default: what engines here compute and keep keys and values in.
         """
         used = dtypes or (self.dtype, self.kv_dtype(self.dtype))
+        tolerances = {**TOLERANCES, **EIGHT_BIT_TOLERANCES}
         judge = Judge(
-            reference=self.reference(model),
-            dtype=max(used, key=lambda dtype: TOLERANCES[dtype]),
+            reference=self.reference(model, next((dtype for dtype in used if dtype in EIGHT_BITS), "float32")),
+            dtype=max(used, key=lambda dtype: tolerances[dtype]),
             block_size=self.block_size,
             where=model.architecture if model.sliding_window is None else "mistral",
             hint=hint,

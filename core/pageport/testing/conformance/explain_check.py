@@ -1,7 +1,7 @@
 """Is what ``explain`` says true? Each op is called under a profiler that sees which functions run."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import FrameType
@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from pageport.backend.device import Device
-from pageport.backend.op_table import OpImplementation, OpTable, compile_ops
+from pageport.backend.kv import AttentionParams
+from pageport.backend.op_table import PARTS, OpImplementation, OpTable, compile_ops
 from pageport.backend.weights import StoredTensor, WeightSpec
 from pageport.testing.conformance.attention_case import Row, typical
 from pageport.testing.conformance.check import Check, Level
 from pageport.testing.conformance.context import Context
 from pageport.testing.conformance.op_formulas import OPS, Draw
+from pageport.testing.conformance.sample_check import ChoiceRow, batch_on, choice_batch
 from pageport.testing.conformance.scene import Scene
 
 REFERENCE = "pageport.backend.reference."
@@ -32,8 +34,12 @@ def check_explain(context: Context) -> None:
     table = compile_ops(context.device)
     own = {kind.__module__.split(".")[0] for kind in type(context.device).__mro__} - {"pageport", "abc", "builtins"}
     ran = {name: functions_run(call) for name, call in _calls(context, table).items()} | _cache_ops(context)
+    ran["rope_write_kv"] = _run_rope_write(context, table)
     for name, served in table.implementations.items():
-        check_served(name, served, ran[name], own)
+        if served.source == "parts":
+            check_parts(name, served, [table.implementations[part].where for part in PARTS[name]], ran[name])
+        else:
+            check_served(name, served, ran[name], own)
 
 
 def check_served(name: str, served: OpImplementation, run: set[str], own: set[str]) -> None:
@@ -48,6 +54,12 @@ def check_served(name: str, served: OpImplementation, run: set[str], own: set[st
         assert any(function.startswith(REFERENCE) for function in run), (
             f"{name} is said to be left to the reference, but no function of {REFERENCE.rstrip('.')} was called."
         )
+
+
+def check_parts(name: str, served: OpImplementation, parts: Sequence[str], run: set[str]) -> None:
+    """Check that an inherited op ran, and every op that it consists of."""
+    for function in (served.where, *parts):
+        assert function in run, f"{name} is said to be served by {function} among others, which was not called."
 
 
 def _calls(context: Context, table: OpTable) -> Mapping[str, Callable[[], object]]:
@@ -70,6 +82,8 @@ def _calls(context: Context, table: OpTable) -> Mapping[str, Callable[[], object
     calls["embed"] = _bound(table.embed, {"weight": weight, "token_ids": positions})
     table_of_angles: Tensor = torch.ones(3, 64, device=where)
     calls["rope"] = lambda: table.rope(heads[0], heads[1], positions, table_of_angles, False)
+    choices = choice_batch(context.torch_generator(), [ChoiceRow(0.0), ChoiceRow(), ChoiceRow(top_p=0.9)], 64)
+    calls["sample"] = _bound(table.sample, {"logits": draw.normal(3, 64).to(where), "batch": batch_on(where, choices)})
     return calls
 
 
@@ -88,6 +102,24 @@ def _cache_ops(context: Context) -> dict[str, set[str]]:
             scene.step(case.rows, case.num_decodes)
         ran |= {op: watched.ran["attention"], "write_kv": watched.ran["write_kv"]}
     return ran
+
+
+def _run_rope_write(context: Context, table: OpTable) -> set[str]:
+    """Return what runs while three tokens are rotated and written."""
+    device, case = context.device, typical(context.capabilities)
+    spec, where = case.kv_spec, device.torch_device
+    shape, dtype = (3, spec.num_kv_heads, spec.head_size), getattr(torch, case.compute_dtype)
+    query, key, value = (torch.ones(shape, dtype=dtype, device=where) for _ in range(3))
+    places = torch.arange(3, device=where)
+    angles = torch.ones(3, spec.head_size, device=where)
+    params = AttentionParams(scale=1.0)
+    pool = device.allocate_kv(spec, 3)
+    try:
+        return functions_run(
+            lambda: table.rope_write_kv(pool, 0, query, key, value, places, angles, False, places, params)
+        )
+    finally:
+        device.free_kv(pool)
 
 
 class _WatchedDevice:

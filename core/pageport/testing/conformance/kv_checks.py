@@ -4,15 +4,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pageport.backend.kv import KVSpec
 from pageport.errors import UnsupportedFeature
-from pageport.testing.conformance.cache import UNQUANTISED, Cache, middle, sample_spec
+from pageport.testing.conformance.cache import Cache, middle, sample_spec
 from pageport.testing.conformance.check import Check, Level
 from pageport.testing.conformance.context import Context
-from pageport.testing.conformance.declared import KV_KINDS
+from pageport.testing.conformance.declared import KV_DTYPES, KV_KINDS
+from pageport.testing.conformance.kv_rounding import EIGHT_BITS, FLOAT8, steps
+from pageport.testing.conformance.oracle import Floats, as_floats
 
 NUM_BLOCKS = 7
 
@@ -22,6 +25,15 @@ def kv_checks(context: Context) -> Iterator[Check]:
     capabilities = context.capabilities
     for dtype in capabilities.kv_dtypes:
         yield _check(f"write/values come back, {dtype}", partial(check_read_back, changes={"dtype": dtype}))
+        yield _check(f"write/zeros and NaN, {dtype}", partial(check_special_numbers, dtype=dtype))
+    for dtype in (dtype for dtype in capabilities.kv_dtypes if dtype in EIGHT_BITS):
+        yield _check(f"write/large and small numbers, {dtype}", partial(check_magnitudes, dtype=dtype))
+        if dtype in FLOAT8:
+            yield _check(f"write/saturation, {dtype}", partial(check_saturation, dtype=dtype))
+        # The others keep one number after the other; these may keep scales, too.
+        yield _check(f"write/padding is skipped, {dtype}", partial(check_padding, dtype=dtype))
+        yield _check(f"export and import, {dtype}", partial(check_round_trip, dtype=dtype))
+        yield _check(f"copy/every layer, {dtype}", partial(check_copy_layers, dtype=dtype))
     for kind in capabilities.kv_kinds[1:]:
         yield _check(f"write/values come back, {kind}", partial(check_read_back, changes={"kind": kind}))
     for size in sorted({min(capabilities.block_sizes), max(capabilities.block_sizes)}):
@@ -59,6 +71,57 @@ def check_read_back(context: Context, changes: dict[str, str | int]) -> None:
             _check_found(cache, layer, cache.look_up(layer, key, blocks), value, blocks)
 
 
+def check_special_numbers(context: Context, dtype: str) -> None:
+    """A token of zeros is one of zeros, and NaN is never lost; neither touches the heads beside it."""
+    with Cache(context, sample_spec(context.capabilities, dtype=dtype), NUM_BLOCKS) as cache:
+        key, value = cache.random_tokens(1, context.torch_generator())
+        for number in (0.0, torch.nan):
+            special_key, special_value = key.clone(), value.clone()
+            special_key[0, 0] = special_value[0, 0] = number
+            for layer, written in enumerate(((key, special_value), (special_key, value))):
+                cache.write(layer, *written, [0])
+                found = cache.look_up(layer, key, [0])
+                _check_found(cache, layer, found[:, 1:], value[:, 1:], [0])
+                expected = torch.full_like(value[0, 0], torch.nan) if number else written[1][0, 0]
+                is_kept = torch.isclose(found[0, 0], expected, rtol=0.2, atol=0.05, equal_nan=True).all()
+                name, what = "NaN" if number else "zeros", "keys" if layer else "values"
+                assert is_kept, (
+                    f"one token whose {what} of head 0 are {name}: attention gives {found[0, 0, :3].tolist()} ... "
+                    f"instead of {expected[:3].tolist()} ... Is a scale zero, or does rounding lose NaN?"
+                )
+
+
+def check_magnitudes(context: Context, dtype: str) -> None:
+    """Each token and head is rounded by its own numbers, be they large or small."""
+    generator = context.torch_generator()
+    with Cache(context, sample_spec(context.capabilities, dtype=dtype), NUM_BLOCKS) as cache:
+        count = min(cache.max_tokens, NUM_BLOCKS * cache.spec.block_size)
+        key, value = cache.random_tokens(count, generator)
+        exponents = torch.randint(-6, 8, (count, cache.spec.num_kv_heads, 1), generator=generator)
+        value = value * (2.0**exponents).to(value)
+        blocks = torch.randperm(NUM_BLOCKS, generator=generator).tolist()
+        size = cache.spec.block_size
+        cache.write(1, key, value, [blocks[token // size] * size + token % size for token in range(count)])
+        _check_found(cache, 1, cache.look_up(1, key, blocks), value, blocks)
+
+
+def check_saturation(context: Context, dtype: str) -> None:
+    """Numbers beyond the largest become the largest, of keys and values, and not infinity, NaN or anything small."""
+    largest = FLOAT8[dtype].largest
+    with Cache(context, sample_spec(context.capabilities, dtype=dtype), NUM_BLOCKS) as cache:
+        for factor in (1.0, 1.05, 1.13):
+            # One token, so that all weight is on it whatever its score is.
+            key, value = cache.random_tokens(1, context.torch_generator())
+            cache.write(0, key.sign() * factor * largest, value.sign() * factor * largest, [0])
+            found = cache.look_up(0, key, [0])
+            # The numbers next to the largest are 7 % and 14 % below it.
+            wrong = ~((found / largest - value.sign()).abs() <= 0.01)
+            assert not wrong.any(), (
+                f"{factor * largest:g}, written to a cache in {dtype}, comes back as {float(found[wrong][0].abs()):g} "
+                f"instead of {largest:g}, the largest number it has: saturate."
+            )
+
+
 def check_narrow_values(context: Context) -> None:
     """Keys and values may have heads of different sizes."""
     sizes = sorted(context.capabilities.head_sizes) or [32, 64]
@@ -66,10 +129,10 @@ def check_narrow_values(context: Context) -> None:
     check_read_back(context, changes)
 
 
-def check_padding(context: Context) -> None:
+def check_padding(context: Context, dtype: str | None = None) -> None:
     """Tokens with slot -1, here full of NaN, change no block; the others are written."""
     generator = context.torch_generator()
-    spec = sample_spec(context.capabilities)
+    spec = _spec(context, dtype)
     with Cache(context, spec, NUM_BLOCKS) as padded, Cache(context, spec, NUM_BLOCKS) as plain:
         _fill_alike(context, padded, plain)
         real = [5, spec.block_size * 3 + 1, 0]
@@ -121,10 +184,10 @@ def check_separate_pools(context: Context) -> None:
         assert changed is None, f"writing to one pool changed block {changed} of another: do pools share storage?"
 
 
-def check_round_trip(context: Context) -> None:
+def check_round_trip(context: Context, dtype: str | None = None) -> None:
     """Blocks come back bit by bit in other places, in all layers, and the rest stays as it was."""
     generator = context.torch_generator()
-    with Cache(context, sample_spec(context.capabilities), NUM_BLOCKS) as cache:
+    with Cache(context, _spec(context, dtype), NUM_BLOCKS) as cache:
         _check_every_layer_is_exported(cache, generator)
         cache.fill(generator)
         before = cache.export()
@@ -161,10 +224,10 @@ def check_nothing(context: Context) -> None:
         assert torch.equal(cache.export(), before), "copying or importing an empty list of blocks changed the cache."
 
 
-def check_copy_layers(context: Context) -> None:
+def check_copy_layers(context: Context, dtype: str | None = None) -> None:
     """A copy takes every layer along and leaves other blocks alone."""
     generator = context.torch_generator()
-    with Cache(context, sample_spec(context.capabilities), NUM_BLOCKS) as cache:
+    with Cache(context, _spec(context, dtype), NUM_BLOCKS) as cache:
         size, layers = cache.spec.block_size, cache.spec.num_layers
         missing = []
         for layer in range(layers):
@@ -184,7 +247,7 @@ def check_copy_layers(context: Context) -> None:
             assert changed is None, f"copying block 2 to 5 changed block {changed}, too."
         assert not missing, (
             f"copying block 2 to 5 left out layer {', '.join(map(str, missing))} of {layers}: "
-            "a copy takes all layers of the pool along, keys and values."
+            "a copy takes all layers of the pool along, keys and values, and their scales if it keeps any."
         )
 
 
@@ -233,7 +296,7 @@ def check_refused(context: Context, what: str, changes: dict[str, str | int], va
 def undeclared(context: Context) -> Iterator[tuple[str, dict[str, str | int], str]]:
     """Yield a name, changes to a spec, and the word the error must contain, for some that is not declared."""
     capabilities = context.capabilities
-    for dtype in (*UNQUANTISED, "float8_e4m3fn", "int8"):
+    for dtype in KV_DTYPES:
         if dtype not in capabilities.kv_dtypes:
             yield f"dtype {dtype}", {"dtype": dtype}, dtype
     for kind in KV_KINDS:
@@ -276,6 +339,11 @@ def _check_copies(context: Context, pairs: list[tuple[int, int]], why: str) -> N
         )
 
 
+def _spec(context: Context, dtype: str | None) -> KVSpec:
+    """Return a small cache group of this dtype, or of the device's first."""
+    return sample_spec(context.capabilities, **({} if dtype is None else {"dtype": dtype}))
+
+
 def _small(spec: KVSpec) -> KVSpec:
     return replace(spec, num_layers=2)
 
@@ -294,11 +362,10 @@ def _check_every_layer_is_exported(cache: Cache, generator: torch.Generator) -> 
 def _check_found(cache: Cache, layer: int, found: Tensor, value: Tensor, blocks: list[int]) -> None:
     """Compare what attention finds under each key with the value written there."""
     assert found.dtype == value.dtype, f"attention gives {found.dtype} for queries of {value.dtype}."
-    stored = getattr(torch, cache.spec.dtype)
-    # One value is picked, so that nothing but its own rounding to the cache's dtype remains.
-    precision = torch.finfo(stored).eps if stored.is_floating_point else 1 / 64
-    precision = max(precision, torch.finfo(value.dtype).eps)
-    wrong = ~((found - value).abs() <= precision * value.abs().clamp(min=1))
+    # One value is picked, so that nothing but its own rounding to the cache's dtype remains, and some to that of out.
+    exact = as_floats(value)
+    rounding = torch.from_numpy(0.51 * steps(exact, cache.spec.dtype)).to(found)
+    wrong = ~((found - value).abs() <= rounding + torch.finfo(value.dtype).eps * value.abs().clamp(min=1))
     if not wrong.any():
         return
     position, head, _ = wrong.nonzero()[0].tolist()
@@ -307,8 +374,18 @@ def _check_found(cache: Cache, layer: int, found: Tensor, value: Tensor, blocks:
     raise AssertionError(
         f"layer {layer}: the value written at slot {slot} (block {slot // size}, offset {slot % size}, KV head {head}) "
         f"is not found under its key: {found[position, head, 0]:.4g} instead of {value[position, head, 0]:.4g}. "
-        "Was it written to another slot, head or layer, or rounded too far?"
+        f"Was it written to another slot, head or layer, or {_suspected_rounding(cache, found, exact)}?"
     )
+
+
+def _suspected_rounding(cache: Cache, found: Tensor, exact: Floats) -> str:
+    """Say what may be wrong with the numbers themselves."""
+    step = steps(exact, cache.spec.dtype)
+    if cache.spec.dtype == "int8" and np.abs(as_floats(found) - np.rint(exact / step)).max() < 2:
+        return "read without its token's scale"
+    if cache.spec.dtype == "int8" and np.abs(as_floats(found)).max() < 2 * np.abs(exact).max():
+        return "scaled by another token's or head's largest number"
+    return "rounded too far"
 
 
 def _first_difference(one: Tensor, other: Tensor) -> int | None:

@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from pageport.backend.capabilities import Capabilities
 from pageport.backend.device import Device
-from pageport.backend.weights import WeightSpec
+from pageport.backend.weights import BLOCK_SCHEMES, WeightSpec
 from pageport.testing.conformance.cache import bucket
 from pageport.testing.conformance.context import Context
-from pageport.testing.conformance.stored_matrix import StoredMatrix
+from pageport.testing.conformance.stored_matrix import StoredMatrix, block_size
 
 # Long enough that errors average out, whole blocks of every scheme when halved.
 IN_FEATURES = 512
@@ -22,10 +24,10 @@ IN_FEATURES = 512
 UNIT = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 # In the small dtypes every weight is rounded once, by a third of a unit on average, and sums are kept in float32:
 # independent errors add up to that share of the vector's length; 3 is nine times as much. A sum in float32 may round
-# after each of n additions.
-FACTOR = {"float32": 3 * IN_FEATURES**0.5, "bfloat16": 3.0, "float16": 3.0}
-# int8 activations with one scale in 32 are off by up to 1 / 254 of the largest, about 0.7 % of the root mean square.
-ACTIVATION_ERROR = 6 * 0.007
+# after each of n additions, when it is already longer than the vector by chance.
+FACTOR = {"float32": 6 * IN_FEATURES**0.5, "bfloat16": 3.0, "float16": 3.0}
+# Standard deviations that a sum of independent errors may be off by.
+SIGMAS = 6
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class Prepared:
     weight: Any
     values: Tensor  # float64 [out_features, in_features]
     spec: WeightSpec
-    rounds_activations: bool
+    # So many activations may share a scale of 8-bit ones; None: they are not rounded.
+    activation_group: int | None
 
     def linear(self, x: Tensor, **arguments: Tensor) -> Tensor:
         result = self.device.linear(self.weight, x, **arguments)
@@ -50,13 +53,12 @@ def prepare(
     """Prepare parts as one weight; ``values`` is what it should be where that is not all the parts."""
     capabilities = context.capabilities
     spec = weight_spec(parts, dtype, **changes)
-    kept = any(part.stored.scheme in capabilities.weight_schemes for part in parts) and not spec.dequantise
     return Prepared(
         context.device,
         context.device.prepare_weight(spec, [part.stored for part in parts]),
         torch.cat([part.values for part in parts]) if values is None else values,
         spec,
-        rounds_activations=kept and capabilities.quantises_activations,
+        activation_group=_activation_group(capabilities, spec, parts),
     )
 
 
@@ -87,8 +89,10 @@ def check_product(prepared: Prepared, x: Tensor, what: str, **arguments: Tensor)
         expected += arguments["bias"].double().cpu()
     # The length of the vector of products: errors that are independent of each other add up to a share of it.
     length = (exact_x.square() @ prepared.values.square().T).sqrt()
-    share = FACTOR[dtype] * UNIT[dtype] + (ACTIVATION_ERROR if prepared.rounds_activations else 0)
-    tolerance = share * length + 2 * UNIT[dtype] * expected.abs()
+    tolerance = FACTOR[dtype] * UNIT[dtype] * length + 2 * UNIT[dtype] * expected.abs()
+    if prepared.activation_group is not None:
+        # A scale may be rounded to 11 bits.
+        tolerance += 2.0**-11 * length + SIGMAS * _activation_error(exact_x, prepared.values, prepared.activation_group)
     _check_close(result, expected, tolerance, what)
 
 
@@ -99,6 +103,28 @@ def check_rows(rows: Tensor, expected: Tensor, dtype: str, what: str) -> None:
     assert tuple(rows.shape) == shape, f"{what} gives the shape {tuple(rows.shape)} instead of {shape}."
     # The second term: differences of scaled integers in float32, and numbers below float16's normal range.
     _check_close(rows, expected, 1.01 * UNIT[dtype] * expected.abs() + 2.0**-22, what)
+
+
+def _activation_group(capabilities: Capabilities, spec: WeightSpec, parts: Sequence[StoredMatrix]) -> int | None:
+    """Return how many activations share a scale: as many as a block has weights, or a row's where that is the form."""
+    if not capabilities.quantises_activations or spec.dequantise:
+        return None
+    if spec.quantisation is not None:
+        return spec.in_features
+    schemes = {part.stored.scheme for part in parts} & set(capabilities.weight_schemes) & set(BLOCK_SCHEMES)
+    return max((block_size(scheme) for scheme in schemes), default=None)
+
+
+def _activation_error(x: Tensor, values: Tensor, group: int) -> Tensor:
+    """Return the standard deviation of a product whose activations are rounded to 127ths of their group's largest.
+
+    Rounding is off by a step over the root of 12, each activation for itself.
+    """
+    groups, weights = (
+        functional.pad(matrix, (0, -matrix.shape[1] % group)).view(len(matrix), -1, group) for matrix in (x, values)
+    )
+    steps = groups.abs().amax(2) / 127
+    return (steps.square() @ weights.square().sum(2).T / 12).sqrt()
 
 
 def _check_close(result: Tensor, expected: Tensor, tolerance: Tensor, what: str) -> None:

@@ -17,6 +17,7 @@ from pageport.backend.batch import AttentionBatch, AttentionMirror
 from pageport.backend.device import Device
 from pageport.backend.kv import AttentionParams
 from pageport.testing.conformance.attention_case import AttentionCase, Row
+from pageport.testing.conformance.kv_rounding import kept
 from pageport.testing.conformance.oracle import DenseRequest, Floats, Formula, as_floats
 
 # What holds NaN. After a NaN came out, a rerun with one of these at a time tells which was read.
@@ -295,7 +296,6 @@ class Scene:
             sinks=None if sinks is None else sinks.astype(np.float64),
             alibi=None if alibi is None else alibi.astype(np.float64),
         )
-        has_scales = getattr(torch, case.kv_dtype).itemsize == 1
         params = AttentionParams(
             scale=case.scale,
             causal=case.causal,
@@ -303,17 +303,14 @@ class Scene:
             softcap=case.softcap,
             sinks=None if sinks is None else torch.from_numpy(sinks).to(where),
             alibi=None if alibi is None else torch.from_numpy(alibi).to(where),
-            k_scale=torch.tensor(0.03125, device=where) if has_scales else None,
-            v_scale=torch.tensor(0.0625, device=where) if has_scales else None,
+            k_scale=torch.tensor(0.03125, device=where) if case.has_scales else None,
+            v_scale=torch.tensor(0.0625, device=where) if case.has_scales else None,
         )
         return formula, params
 
     def _as_kept(self, values: Tensor, scale: Tensor | None) -> Floats:
         """Return what the cache's dtype makes of ``values``."""
-        dtype = getattr(torch, self.case.kv_dtype)
-        if scale is None:
-            return as_floats(values.to(dtype))
-        return as_floats((values.float() / scale.cpu()).to(dtype).float()) * float(scale)
+        return kept(values, self.case.kv_dtype, 1.0 if scale is None else float(scale))
 
     def _normal(self, *shape: int) -> Tensor:
         return torch.from_numpy(self._generator.standard_normal(shape)).to(self._dtype)

@@ -45,6 +45,12 @@ def random_matrix(
     return StoredMatrix(stored, torch.from_numpy(gguf.quants.dequantize(blocks, kind)).double())
 
 
+def block_size(scheme: str) -> int:
+    """Return how many weights a block of a block scheme has."""
+    num_weights: int = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[scheme.upper()]][0]
+    return num_weights
+
+
 def stored_matrix(tensor: Tensor, name: str = "weight") -> StoredMatrix:
     """Store a matrix of plain numbers as it is, strides included."""
     scheme = next(scheme for scheme, dtype in PLAIN_DTYPES.items() if dtype == tensor.dtype)

@@ -19,6 +19,7 @@ from pageport.testing.conformance.attention_verdict import check_case, check_ste
 from pageport.testing.conformance.check import Check, Level
 from pageport.testing.conformance.context import Context
 from pageport.testing.conformance.declared import ATTENTION_VARIANTS
+from pageport.testing.conformance.kv_rounding import EIGHT_BITS, FLOAT8
 from pageport.testing.conformance.scene import Scene
 
 # (query heads, KV heads)
@@ -41,10 +42,9 @@ def checks(context: Context) -> Iterator[Check]:
     for name, case in grid(capabilities):
         yield Check(Level.ATTENTION, f"attention/{name}", partial(check_case, case=case))
     usual = typical(capabilities)
-    yield from _dtype_checks(capabilities)
     yield from _sequence_checks(capabilities, usual)
     yield from _refusal_checks(capabilities, usual)
-    yield from _optional_checks(usual)
+    yield from _optional_checks(capabilities, usual)
 
 
 def grid(capabilities: Capabilities) -> Iterator[NamedCase]:
@@ -118,10 +118,17 @@ def _lengths(capabilities: Capabilities, usual: AttentionCase) -> Iterator[Named
 
 
 def _dtypes(capabilities: Capabilities, usual: AttentionCase) -> Iterator[NamedCase]:
-    for compute, kept in product(capabilities.compute_dtypes, filter(_is_floating_point, capabilities.kv_dtypes)):
-        rows = (*mixed_rows(usual.block_size)[:3], Row(1500), *mixed_rows(usual.block_size)[3:])
+    rows = (*mixed_rows(usual.block_size)[:3], Row(1500), *mixed_rows(usual.block_size)[3:])
+    for compute, kept in product(capabilities.compute_dtypes, capabilities.kv_dtypes):
         case = replace(usual, compute_dtype=compute, kv_dtype=kept, rows=decodes_first(rows))
         yield NamedCase(f"dtypes/{compute} over {kept}", case)
+    for kept, head_size in product(_eight_bits(capabilities), capabilities.head_sizes or HEAD_SIZES):
+        # Further from 1 / sqrt(head_size) than elsewhere: int8's tolerance is wide.
+        case = replace(usual, kv_dtype=kept, head_size=head_size, rows=mixed_rows(usual.block_size), scale=0.4)
+        yield NamedCase(f"dtypes/{usual.compute_dtype} over {kept}, head {head_size}", case)
+        if "sliding" in capabilities.kv_kinds:
+            windowed = _with_variants(case, ("sliding_window",), usual.block_size + 5, capabilities)
+            yield NamedCase(f"dtypes/{usual.compute_dtype} over {kept}, head {head_size}, window", windowed)
 
 
 def _variants(capabilities: Capabilities, usual: AttentionCase) -> Iterator[NamedCase]:
@@ -205,17 +212,14 @@ def _batches(capabilities: Capabilities, usual: AttentionCase) -> Iterator[Named
         yield NamedCase("batch/any order", replace(usual, rows=tuple(reversed(rows)), has_decodes=False))
 
 
-def _dtype_checks(capabilities: Capabilities) -> Iterator[Check]:
-    for kept in capabilities.kv_dtypes:
-        if not _is_floating_point(kept):
-            yield Check(Level.ATTENTION, f"attention/dtypes/{kept}", partial(_fail_unknown_dtype, name=kept))
-
-
 def _sequence_checks(capabilities: Capabilities, usual: AttentionCase) -> Iterator[Check]:
     """Whole histories, written and read step by step."""
     size = usual.block_size
     case = replace(usual, rows=(Row(3 * size + 2), Row(size + 30), Row(2 * size)))
     yield Check(Level.ATTENTION, "attention/sequence/prompt in chunks, then decodes", _sequence(case))
+    for kept in _eight_bits(capabilities):
+        name = f"attention/sequence/prompt in chunks, then decodes, over {kept}"
+        yield Check(Level.ATTENTION, name, _sequence(replace(case, kv_dtype=kept)))
     if "sliding_window" in capabilities.attention_variants:
         for window in (size - 1, 2 * size) if size > 1 else (2,):
             sliding = _with_variants(case, ("sliding_window",), window, capabilities)
@@ -229,13 +233,16 @@ def _refusal_checks(capabilities: Capabilities, usual: AttentionCase) -> Iterato
             yield Check(Level.ATTENTION, f"attention/refused/{variant}", _refused(variant, usual))
 
 
-def _optional_checks(usual: AttentionCase) -> Iterator[Check]:
+def _optional_checks(capabilities: Capabilities, usual: AttentionCase) -> Iterator[Check]:
     """What no capability speaks of: right, or refused by ``check_attention`` or ``allocate_kv``."""
     rows = mixed_rows(usual.block_size)
     wider = replace(usual, rows=rows, value_head_size=usual.head_size * 2)
     yield Check(Level.ATTENTION, "attention/right or refused/values wider than keys", _right_or_refused(wider))
     everywhere = replace(usual, rows=rows, causal=False)
     yield Check(Level.ATTENTION, "attention/right or refused/not causal", _right_or_refused(everywhere))
+    for kept in (name for name in capabilities.kv_dtypes if name in FLOAT8):
+        scaled = replace(usual, rows=rows, kv_dtype=kept, has_scales=True)
+        yield Check(Level.ATTENTION, f"attention/right or refused/{kept} with scales", _right_or_refused(scaled))
 
 
 def _sequence(case: AttentionCase) -> Callable[[Context], None]:
@@ -299,12 +306,5 @@ def _right_or_refused(case: AttentionCase) -> Callable[[Context], None]:
     return run
 
 
-def _fail_unknown_dtype(context: Context, name: str) -> None:
-    raise AssertionError(
-        f"kv_dtypes declares {name}, whose rounding this suite has no oracle for. Declare a deviation."
-    )
-
-
-def _is_floating_point(name: str) -> bool:
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype.is_floating_point
+def _eight_bits(capabilities: Capabilities) -> list[str]:
+    return [name for name in capabilities.kv_dtypes if name in EIGHT_BITS]

@@ -6,9 +6,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pageport.backend.weights import BLOCK_SCHEMES, PLAIN_SCHEMES
+from pageport.testing.conformance.cache import bucket
 from pageport.testing.conformance.check import Check, Level
 from pageport.testing.conformance.context import Context
 from pageport.testing.conformance.engine_bench import EngineBench, random_prompt
+from pageport.testing.conformance.kv_rounding import EIGHT_BITS
+from pageport.testing.conformance.prepared_weight import IN_FEATURES, activations, prepare, token_buckets
+from pageport.testing.conformance.stored_matrix import random_matrix
 from pageport.testing.conformance.tiny_engine import TinyEngine, request
 
 NUM_TOKENS = 6  # generated from each prompt
@@ -34,6 +39,12 @@ def checks(context: Context) -> Iterator[Check]:
         yield check("the same batch in a new engine", same_batch_in_new_engine, dtype)
         if promise != "batch":
             continue
+        for form in dict.fromkeys(
+            (*PLAIN_SCHEMES, *context.capabilities.weight_schemes, *context.capabilities.quantisations)
+        ):
+            yield check(f"linear, {form}", linear_in_a_batch, dtype, form)
+        for kept in (name for name in context.capabilities.kv_dtypes if name in EIGHT_BITS):
+            yield check(f"over a {kept} cache", over_cache, dtype, kept)
         for count in (7, 64):
             yield check(f"batch of {count}", in_a_batch, dtype, count)
         for chunk in (7, size + 1):
@@ -107,6 +118,35 @@ def with_prefix_hits(bench: EngineBench, context: Context, dtype: str) -> None:
         assert engine.stats().prefix_hit_tokens_total > 0, "the prefix cache was not hit: the check has no power"
 
 
+def over_cache(bench: EngineBench, context: Context, dtype: str, kept: str) -> None:
+    """Keys are read as the cache rounded them, also those of the step itself."""
+    generator, size = context.numpy_generator(), bench.span
+    prompts = {f"{extra}": random_prompt(generator, 3 * size - 3 + extra) for extra in range(6)}
+    alone = logits_alone(bench, context, dtype, prompts, kv_cache_dtype=kept)
+    with open_engine(bench, context, dtype, kv_cache_dtype=kept, enable_prefix_caching=True) as engine:
+        require_equal(logits_of(engine, prompts), alone, f"together over a {kept} cache, and not alone")
+        require_equal(logits_of(engine, prompts), alone, f"with prefix hits in a {kept} cache, and not alone")
+    with open_engine(bench, context, dtype, kv_cache_dtype=kept, max_num_batched_tokens=7) as engine:
+        require_equal(logits_of(engine, prompts), alone, f"in chunks over a {kept} cache, and not alone at once")
+
+
+def linear_in_a_batch(_bench: EngineBench, context: Context, dtype: str, form: str) -> None:
+    """Multiply rows alone, some at a time and all at once; ``form`` is a stored scheme or a quantisation."""
+    is_scheme = form in (*PLAIN_SCHEMES, *BLOCK_SCHEMES)
+    matrix = random_matrix(form if is_scheme else "f32", 200, IN_FEATURES, context.torch_generator())
+    prepared = prepare(context, [matrix], dtype, quantisation=None if is_scheme else form)
+    x = activations(context, 70, dtype)
+    together = prepared.linear(x)
+    for start, stop in ((0, 1), (1, 2), (5, 8), (20, 37), (37, 70), (69, 70)):
+        rows = slice(start, start + bucket(stop - start, token_buckets(context)))
+        off = prepared.linear(x[rows]) != together[rows]
+        assert not off.any(), (
+            f"rows {start} to {rows.stop - 1} of 70 times a matrix ({form}): alone, {int(off.sum())} of {off.numel()} "
+            "results differ in bits from those of all rows at once; does the order of a sum, or an activation's scale, "
+            "depend on the number of rows?"
+        )
+
+
 # --- shared ----------------------------------------------------------------------------------------------------------
 
 
@@ -121,8 +161,8 @@ def open_engine(bench: EngineBench, context: Context, dtype: str, **settings: ob
     return bench.open(context.device, bench.llama, dtype=dtype, **settings)
 
 
-def logits_alone(bench: EngineBench, context: Context, dtype: str, prompts: Prompts) -> Logits:
-    with open_engine(bench, context, dtype) as engine:
+def logits_alone(bench: EngineBench, context: Context, dtype: str, prompts: Prompts, **settings: object) -> Logits:
+    with open_engine(bench, context, dtype, **settings) as engine:
         return {name: logits_of(engine, {name: prompt})[name] for name, prompt in prompts.items()}
 
 

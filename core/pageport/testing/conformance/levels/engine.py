@@ -3,11 +3,15 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from pageport.config import QUANTISATIONS
 from pageport.errors import UnsupportedFeature
 from pageport.testing.conformance.check import Check, Level
 from pageport.testing.conformance.context import Context
+from pageport.testing.conformance.declared import KV_DTYPES
 from pageport.testing.conformance.engine_bench import EngineBench, random_prompt
 from pageport.testing.conformance.engine_reference import TOLERANCES
+from pageport.testing.conformance.graph_check import counted_replays
+from pageport.testing.conformance.kv_rounding import EIGHT_BITS
 from pageport.testing.conformance.tiny_engine import TinyEngine, TinyModel, beam_request, request
 
 
@@ -18,6 +22,10 @@ def checks(context: Context) -> Iterator[Check]:
         return Check(Level.ENGINE, f"engine/{name}", lambda now: run(bench, now, *arguments, **settings))
 
     size = bench.span
+    if "graph" in context.capabilities.features:
+        for name, model in (("llama", bench.llama), ("gpt2", bench.gpt2)):
+            yield check(f"{name}/graphs replayed", replayed, model)
+            yield check(f"{name}/graphs turned off", together, model, enforce_eager=True)
     yield check("llama/preempted, recomputed", preempted, bench.llama)
     yield check("llama/preempted, swapped", swapped, bench.llama)
     for name, model in (("llama", bench.llama), ("gpt2", bench.gpt2)):
@@ -46,7 +54,7 @@ def checks(context: Context) -> Iterator[Check]:
             yield check(f"{dtype}/llama", in_dtype, bench.llama, dtype)
             yield check(f"{dtype}/gpt2", in_dtype, bench.gpt2, dtype)
     for dtype in context.capabilities.kv_dtypes:
-        if dtype != bench.kv_dtype(bench.dtype) and dtype in TOLERANCES:
+        if dtype != bench.kv_dtype(bench.dtype):
             yield check(f"{bench.dtype} over {dtype} cache/llama", in_dtype, bench.llama, bench.dtype, dtype)
     yield from refusals(bench)
 
@@ -75,13 +83,29 @@ def together(bench: EngineBench, context: Context, model: TinyModel, **settings:
         require_free(engine)
 
 
+def replayed(bench: EngineBench, context: Context, model: TinyModel) -> None:
+    """Let requests end one after the other, so that each number of them is captured and replayed at new lengths."""
+    generator = context.numpy_generator()
+    prompts = [random_prompt(generator, length) for length in prompt_lengths(bench)]
+    with counted_replays(context.device) as count, bench.open(context.device, model) as engine:
+        engine.run(*(request(f"{p}", prompts[p], max_tokens=bench.span + 5 * p) for p in range(len(prompts))))
+        hint = (
+            "with captured decode steps: does a replay read token ids, positions, slots, lengths, block tables and the "
+            "newest plan from memory, and keep no number of the step that was captured?"
+        )
+        bench.compare(context, model, engine.answers.values(), hint)
+        assert count.replays > len(prompts), f"graphs were replayed {count.replays} times: the check has no power"
+        require_free(engine)
+
+
 def in_dtype(bench: EngineBench, context: Context, model: TinyModel, dtype: str, kv_dtype: str | None = None) -> None:
     generator = context.numpy_generator()
     kv_dtype = kv_dtype or bench.kv_dtype(dtype)
     prompts = [random_prompt(generator, length) for length in prompt_lengths(bench)]
     with bench.open(context.device, model, dtype=dtype, kv_cache_dtype=kv_dtype) as engine:
         engine.run(*(request(f"{len(p)}", p, max_tokens=bench.span + 8) for p in prompts))
-        hint = f"computed in {dtype} over a {kv_dtype} cache, against the float32 reference"
+        kept = kv_dtype if kv_dtype in EIGHT_BITS else "float32"
+        hint = f"computed in {dtype} over a {kv_dtype} cache, against the float32 reference over a {kept} cache"
         bench.compare(context, model, engine.answers.values(), hint, dtype, kv_dtype)
         require_free(engine)
 
@@ -238,8 +262,12 @@ def refusals(bench: EngineBench) -> Iterator[Check]:
     for dtype in TOLERANCES:
         if dtype not in capabilities.compute_dtypes:
             yield check(dtype, bench.llama, dtype=dtype, kv_cache_dtype=capabilities.kv_dtypes[0])
+    for dtype in KV_DTYPES:
         if dtype not in capabilities.kv_dtypes:
             yield check(f"KV dtype {dtype}", bench.llama, kv_cache_dtype=dtype)
+    for quantisation in QUANTISATIONS:
+        if quantisation not in capabilities.quantisations:
+            yield check(f"--quantization {quantisation}", bench.llama, quantization=quantisation)
     if not bench.has_sliding_window:
         yield check("sliding", bench.mistral)
     odd_size = max(capabilities.block_sizes) + 1

@@ -13,9 +13,12 @@ from pageport.backend.weights import StoredTensor, WeightSpec
 from pageport.testing.conformance.check import Check, Level
 from pageport.testing.conformance.context import Context
 from pageport.testing.conformance.explain_check import explain_checks
+from pageport.testing.conformance.graph_check import graph_checks
 from pageport.testing.conformance.op_formulas import EPSILON, OPS, Draw, Inputs, OpSpec, rms_norm
 from pageport.testing.conformance.op_verdict import Guarded, check_op, check_values
 from pageport.testing.conformance.rope_check import rope_checks
+from pageport.testing.conformance.rope_write_check import rope_write_checks
+from pageport.testing.conformance.sample_check import sample_checks
 
 # (tokens, features): none, one, sizes that fill no vector, and many.
 SHAPES = ((0, 64), (1, 1), (1, 576), (5, 7), (17, 129), (130, 64), (2049, 48))
@@ -25,6 +28,8 @@ LINEAR_SHAPES = ((0, 64, 32), (1, 64, 96), (1, 7, 5), (3, 576, 192), (17, 33, 12
 
 def checks(context: Context) -> Iterator[Check]:
     """Yield the checks that apply to what the device declares."""
+    yield from graph_checks(context)
+    yield from rope_write_checks(context)
     for dtype in context.capabilities.compute_dtypes:
         for spec in OPS:
             yield _check(f"{spec.label}/{dtype}", partial(check_op_spec, spec=spec, dtype=dtype))
@@ -34,6 +39,7 @@ def checks(context: Context) -> Iterator[Check]:
             yield _check(name, partial(check_linear, dtype=dtype, with_bias=with_bias))
         yield _check(f"embed/{dtype}", partial(check_embed, dtype=dtype))
         yield from rope_checks(dtype)
+        yield from sample_checks(dtype)
     yield from explain_checks()
 
 

@@ -26,20 +26,6 @@ class Words(NamedTuple):
     word_3: Int64[Tensor, "..."]
 
 
-def child_seed(seed: int, index: int) -> int:
-    """Return the seed, below 2⁶⁴, of choice ``index`` of a request; choice 0 has the request's own.
-
-    The mix is splitmix64's (Steele, Lea, Flood, OOPSLA 2014).
-    """
-    mask = 2**64 - 1
-    if index == 0:
-        return seed & mask
-    z = (seed + index * 0x9E3779B97F4A7C15) & mask
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-    return z ^ (z >> 31)
-
-
 def philox4x32(counter: Words, key_0: Int64[Tensor, "..."], key_1: Int64[Tensor, "..."]) -> Words:
     """Return four random words a counter; words broadcast, so that what rows share is computed once."""
     word_0, word_1, word_2, word_3 = counter

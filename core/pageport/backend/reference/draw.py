@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
-from pageport.sampling.philox import gumbel, token_bits, vocab_bits
-from pageport.sampling.ranking import Ranked, ranked
+from pageport.backend.reference.philox import gumbel, token_bits, vocab_bits
+from pageport.backend.reference.ranking import Ranked, ranked
 
 # Tokens looked at first, then if these do not hold all survivors; at last the whole vocabulary.
 _FIRST_WIDTHS = (256, 8192)

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from pageport.sampling.philox import WORD
+from pageport.backend.reference.philox import WORD
 
 # Up to here a selection by torch, whose threads share the rows, is the quickest in host memory.
 _SELECTION_WIDTH = 256
