@@ -6,7 +6,7 @@ BIN := .venv/bin
 # The CPU build of torch comes first: any other one is a CUDA build of several GB.
 TORCH ?= torch==2.13.0
 
-.PHONY: setup serve test test-all check format clean
+.PHONY: setup serve test test-all sanitize check format clean
 
 setup: .venv/.ready
 
@@ -14,6 +14,7 @@ setup: .venv/.ready
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install --quiet "$(TORCH)"
 	$(BIN)/pip install --quiet --editable ".[cpu,server,dev]"
+	$(BIN)/python -m pageport_cpu.kernel_store
 	$(BIN)/pageport models get smollm2
 	touch $@
 
@@ -31,6 +32,11 @@ test: check
 
 test-all: check
 	$(BIN)/python -m pytest -q
+	$(MAKE) sanitize
+
+# The kernel tests once more, with kernels that check each memory access and each operation.
+sanitize: setup
+	$(BIN)/python backends/cpu/tests/sanitized.py $(BIN)/python -m pytest -q --timeout 1800 -m "kernels and not full" backends/cpu/tests
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -19,7 +19,7 @@ class CpuDevice(Device):
         self._capabilities = Capabilities(
             compute_dtypes=("float32", "bfloat16", "float16"),
             preferred_dtype="bfloat16" if multiplies_bfloat16(Path("/proc/cpuinfo")) else "float32",
-            kv_dtypes=("float32", "bfloat16", "float16"),
+            kv_dtypes=("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8"),
             block_sizes=(1, 2, 4, 8, 16, 32, 64, 128, 256),
             kv_kinds=("full", "sliding"),
             attention_variants=("sliding_window", "softcap", "sinks", "alibi"),

@@ -1,12 +1,14 @@
 """Entry point: imports no torch."""
 
-import os
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
 from pageport.backend import Backend, Probe, Rank, hookimpl
 from pageport.errors import BackendUnavailable, ConfigurationError
+from pageport_cpu.instruction_sets import available_sets
+from pageport_cpu.kernel_store import describe_kernels
+from pageport_cpu.processors import count_cores
 
 if TYPE_CHECKING:
     from pageport.backend.device import Device
@@ -27,28 +29,37 @@ class CpuBackend(Backend):
         """Return one device wherever torch is installed."""
         if find_spec("torch") is None:
             return Probe(count=0, reason='torch is not installed. Run: pip install "pageport[cpu]"')
-        return Probe(count=1, details={"processors": str(len(os.sched_getaffinity(0)))})
+        return Probe(count=1, details={"cores": str(count_cores()), "kernels": describe_kernels()})
 
     def open(self, ordinal: int, options: Mapping[str, str], rank: Rank = Rank()) -> "Device":  # noqa: B008 - frozen
         """Open the only device there is.
 
         Args:
-            options: ``threads``: how many threads torch may use; default: torch's own choice.
+            options: ``threads``: how many threads compute; default: one a physical core. ``kernels``: an
+                instruction set to use, or none for torch's operations; default: the best there is.
         """
         if ordinal != 0:
             raise BackendUnavailable(f"There is no CPU device {ordinal}: all processors together are device 0.")
-        unknown = sorted(set(options) - {"threads"})
+        unknown = sorted(set(options) - {"threads", "kernels"})
         if unknown:
-            raise ConfigurationError(f"Unknown option {unknown[0]!r} of the cpu backend. Known: threads.")
+            raise ConfigurationError(f"Unknown option {unknown[0]!r} of the cpu backend. Known: threads, kernels.")
+        threads = _threads(options.get("threads"))
         # Here, because plugins are imported before anyone asks for a device.
-        from pageport_cpu.device import CpuDevice
+        from pageport_cpu.open_device import open_device
 
-        return CpuDevice(threads=_threads(options.get("threads")))
+        return open_device(threads, _kernels(options.get("kernels", "auto")))
 
 
 @hookimpl
 def pageport_backends() -> list[type[Backend]]:
     return [CpuBackend]
+
+
+def _kernels(text: str) -> str:
+    known = ["auto", "none", *(target.name for target in available_sets())]
+    if text not in known:
+        raise ConfigurationError(f"kernels is {text!r}; this machine takes {', '.join(known)}.")
+    return text
 
 
 def _threads(text: str | None) -> int | None:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from pageport.backend.discovery import discover, select
 from pageport.backend.op_table import compile_ops
 from pageport.errors import BackendError, BackendUnavailable, ConfigurationError
 from pageport_cpu.device import CpuDevice, multiplies_bfloat16
+from pageport_cpu.instruction_sets import available_sets
+from pageport_cpu.kernel_store import LibraryUnavailable
 from pageport_cpu.memory import read_memory
 from pageport_cpu.plugin import CpuBackend
 
@@ -47,6 +50,7 @@ def test_only_device_zero_exists():
         ({"treads": "2"}, "Unknown option 'treads' of the cpu backend. Known: threads"),
         ({"threads": "0"}, "threads is '0'; give a whole number of at least 1"),
         ({"threads": "two"}, "threads is 'two'"),
+        ({"kernels": "sse9"}, "kernels is 'sse9'; this machine takes auto, none, .*portable"),
     ],
 )
 def test_wrong_options_are_refused(options, message):
@@ -57,7 +61,7 @@ def test_wrong_options_are_refused(options, message):
 def test_threads_option_sets_torch_threads():
     before = torch.get_num_threads()
     try:
-        CpuBackend().open(0, {"threads": "1"})
+        CpuBackend().open(0, {"threads": "1", "kernels": "none"})
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
@@ -69,10 +73,39 @@ def test_device_may_be_closed_twice():
     device.close()
 
 
-def test_strict_ops_are_refused_while_the_reference_serves_them():
-    compile_ops(CpuDevice())
-    with pytest.raises(BackendError, match="--strict-ops"):
-        compile_ops(CpuDevice(), strict=True)
+def test_strict_ops_are_refused_where_torch_serves_them_and_taken_with_kernels():
+    for options, is_refused in (({"kernels": "none"}, True), ({}, False)):
+        device = CpuBackend().open(0, options)
+        with pytest.raises(BackendError, match="--strict-ops") if is_refused else nullcontext():
+            compile_ops(device, strict=True)
+
+
+def test_every_op_is_served_by_kernels():
+    implementations = compile_ops(CpuBackend().open(0, {})).implementations
+    assert {name for name, how in implementations.items() if how.source == "reference"} == set()
+
+
+def test_machine_without_kernels_computes_with_torch_and_says_how_to_get_them(monkeypatch, caplog):
+    def unavailable(**_):
+        raise LibraryUnavailable("there is no C++ compiler. Install one.")
+
+    monkeypatch.setattr("pageport_cpu.open_device.load_library", unavailable)
+    assert type(CpuBackend().open(0, {})) is CpuDevice
+    assert "there is no C++ compiler. Install one. Torch's own operations" in caplog.text
+
+
+@pytest.mark.parametrize("target", available_sets(), ids=lambda target: target.name)
+def test_kernels_option_chooses_the_instruction_set(target):
+    assert CpuBackend().open(0, {"kernels": target.name}).instruction_set == target.name
+
+
+def test_captured_step_reads_what_its_buffers_hold_when_it_is_replayed():
+    device = CpuBackend().open(0, {})
+    x, weight, out = torch.randn(3, 48), torch.randn(48), torch.empty(3, 48)
+    graph = device.capture(lambda: device.rms_norm(x, weight, 1e-5, out))
+    x.copy_(torch.randn(3, 48))
+    graph.replay()
+    assert torch.equal(out, device.rms_norm(x, weight, 1e-5))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,255 @@
+// Exact sums of products of unsigned weights and signed activations, for the 16 outputs of a panel at once.
+//
+// `Quad` holds the weights of 4 consecutive inputs for each output; `Sums` an int32 for each output.
+#pragma once
+
+#include "simd.h"
+
+namespace pageport {
+
+constexpr int OUTPUTS = 16;
+// Bytes of a quad, and bytes of activations it is multiplied by.
+constexpr int QUAD_BYTES = 4 * OUTPUTS;
+
+// Float32 values of the 16 outputs.
+struct Outputs {
+    Floats part[OUTPUTS / LANES];
+};
+
+template <class Function>
+inline Outputs each_part(Function function) {
+    Outputs r;
+    for (int i = 0; i < OUTPUTS / LANES; ++i) r.part[i] = function(i);
+    return r;
+}
+inline Outputs zero_outputs() {
+    return each_part([](int) { return broadcast(0.0f); });
+}
+inline Outputs load_outputs(const float* p) {
+    return each_part([&](int i) { return load(p + i * LANES); });
+}
+inline Outputs load_outputs_float16(const void* p) {
+    return each_part([&](int i) { return load_float16(static_cast<const uint16_t*>(p) + i * LANES); });
+}
+inline void store_outputs(float* p, const Outputs& a) {
+    for (int i = 0; i < OUTPUTS / LANES; ++i) store(p + i * LANES, a.part[i]);
+}
+inline Outputs operator*(const Outputs& a, const Outputs& b) {
+    return each_part([&](int i) { return a.part[i] * b.part[i]; });
+}
+inline Outputs operator*(const Outputs& a, Floats b) {
+    return each_part([&](int i) { return a.part[i] * b; });
+}
+inline Outputs fma(const Outputs& a, const Outputs& b, const Outputs& c) {
+    return each_part([&](int i) { return fma(a.part[i], b.part[i], c.part[i]); });
+}
+inline Outputs fma(const Outputs& a, Floats b, const Outputs& c) {
+    return each_part([&](int i) { return fma(a.part[i], b, c.part[i]); });
+}
+
+#if defined(__AVX512F__)
+
+struct Quad {
+    __m512i v;
+};
+struct Sums {
+    __m512i v;
+};
+
+inline Quad load_quad(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+inline void store_quad(uint8_t* p, Quad a) { _mm512_storeu_si512(p, a.v); }
+inline Quad operator&(Quad a, uint8_t mask) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(static_cast<char>(mask)))}; }
+inline Quad operator|(Quad a, Quad b) { return {_mm512_or_si512(a.v, b.v)}; }
+// Shifts move bits between neighbouring bytes: mask afterwards.
+template <int BITS>
+inline Quad shift_left(Quad a) {
+    if constexpr (BITS >= 0) return {_mm512_slli_epi16(a.v, BITS)};
+    return {_mm512_srli_epi16(a.v, -BITS)};
+}
+inline Sums sums_of(int32_t n) { return {_mm512_set1_epi32(n)}; }
+// The intrinsic of this conversion brings a warning with GCC 12.
+inline Outputs to_outputs(Sums s) { return {{{__builtin_convertvector(reinterpret_cast<__v16si>(s.v), __v16sf)}}}; }
+inline Outputs load_outputs_uint8(const uint8_t* p) {
+    return to_outputs({_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))});
+}
+inline Outputs load_outputs_int8(const uint8_t* p) {
+    return to_outputs({_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))});
+}
+
+// Adds to `sums` of each row the products of QUADS quads of weights below 2^BITS; rows lie `stride` bytes apart.
+template <int BITS, int QUADS, int ROWS>
+inline void add_products(const Quad* weights, const int8_t* x, int stride, Sums* sums) {
+#pragma GCC unroll 8
+    for (int quad = 0; quad < QUADS; ++quad) {
+#pragma GCC unroll 4
+        for (int row = 0; row < ROWS; ++row) {
+            int32_t four;
+            std::memcpy(&four, x + row * stride + quad * 4, 4);
+            sums[row].v = _mm512_dpbusd_epi32(sums[row].v, weights[quad].v, _mm512_set1_epi32(four));
+        }
+    }
+}
+
+#elif defined(__AVX2__)
+
+struct Quad {
+    __m256i v[2];
+};
+struct Sums {
+    __m256i v[2];
+};
+
+inline Quad load_quad(const uint8_t* p) {
+    const auto* q = reinterpret_cast<const __m256i*>(p);
+    return {{_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)}};
+}
+inline void store_quad(uint8_t* p, Quad a) {
+    auto* q = reinterpret_cast<__m256i*>(p);
+    _mm256_storeu_si256(q, a.v[0]);
+    _mm256_storeu_si256(q + 1, a.v[1]);
+}
+inline Quad operator&(Quad a, uint8_t mask) {
+    const __m256i m = _mm256_set1_epi8(static_cast<char>(mask));
+    return {{_mm256_and_si256(a.v[0], m), _mm256_and_si256(a.v[1], m)}};
+}
+inline Quad operator|(Quad a, Quad b) { return {{_mm256_or_si256(a.v[0], b.v[0]), _mm256_or_si256(a.v[1], b.v[1])}}; }
+template <int BITS>
+inline Quad shift_left(Quad a) {
+    if constexpr (BITS >= 0) return {{_mm256_slli_epi16(a.v[0], BITS), _mm256_slli_epi16(a.v[1], BITS)}};
+    return {{_mm256_srli_epi16(a.v[0], -BITS), _mm256_srli_epi16(a.v[1], -BITS)}};
+}
+inline Sums sums_of(int32_t n) { return {{_mm256_set1_epi32(n), _mm256_set1_epi32(n)}}; }
+inline Outputs to_outputs(Sums s) { return {{{_mm256_cvtepi32_ps(s.v[0])}, {_mm256_cvtepi32_ps(s.v[1])}}}; }
+inline Outputs load_outputs_uint8(const uint8_t* p) {
+    return each_part([&](int i) {
+        const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8 * i));
+        return Floats{_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes))};
+    });
+}
+inline Outputs load_outputs_int8(const uint8_t* p) {
+    return each_part([&](int i) {
+        const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8 * i));
+        return Floats{_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))};
+    });
+}
+
+template <int BITS, int QUADS, int ROWS>
+inline void add_products(const Quad* weights, const int8_t* x, int stride, Sums* sums) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    // An int16 lane takes two products a quad, each below 2^BITS * 127.
+    constexpr int STEP = BITS <= 4 ? 8 : BITS == 5 ? 4 : BITS == 6 ? 2 : 1;
+    static_assert(QUADS % STEP == 0);
+    for (int first = 0; first < QUADS; first += STEP) {
+        __m256i pairs[ROWS][2] = {};
+#pragma GCC unroll 8
+        for (int step = 0; step < STEP; ++step) {
+            const int quad = first + step;
+#pragma GCC unroll 4
+            for (int row = 0; row < ROWS; ++row) {
+                int32_t four;
+                std::memcpy(&four, x + row * stride + quad * 4, 4);
+                const __m256i inputs = _mm256_set1_epi32(four);
+                for (int half = 0; half < 2; ++half) {
+                    const __m256i w = weights[quad].v[half];
+                    if constexpr (BITS == 8) {
+                        // Unsigned products would saturate: w - 128 = sign · |w - 128|, and at most 2 · 128 · 127 fits.
+                        const __m256i centred = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
+                        pairs[row][half] = _mm256_maddubs_epi16(_mm256_abs_epi8(centred), _mm256_sign_epi8(inputs, centred));
+                    } else {
+                        pairs[row][half] = _mm256_add_epi16(pairs[row][half], _mm256_maddubs_epi16(w, inputs));
+                    }
+                }
+            }
+        }
+        for (int row = 0; row < ROWS; ++row)
+            for (int half = 0; half < 2; ++half)
+                sums[row].v[half] = _mm256_add_epi32(sums[row].v[half], _mm256_madd_epi16(pairs[row][half], ones));
+    }
+}
+
+#else
+
+// Vectors that GCC and Clang split into those of the machine; a quad is kept wider and transposed, [input][output].
+typedef int16_t Shorts __attribute__((vector_size(2 * OUTPUTS)));
+typedef int32_t Integers __attribute__((vector_size(4 * OUTPUTS)));
+typedef float Singles __attribute__((vector_size(4 * OUTPUTS)));
+typedef uint8_t Bytes __attribute__((vector_size(OUTPUTS)));
+typedef int8_t SignedBytes __attribute__((vector_size(OUTPUTS)));
+
+struct Quad {
+    Shorts v[4];
+};
+struct Sums {
+    Integers v;
+};
+
+inline Quad load_quad(const uint8_t* p) {
+    Integers words;
+    std::memcpy(&words, p, sizeof words);
+    Quad r;
+    for (int i = 0; i < 4; ++i) r.v[i] = __builtin_convertvector(words >> 8 * i & 255, Shorts);
+    return r;
+}
+inline void store_quad(uint8_t* p, const Quad& a) {
+    for (int i = 0; i < QUAD_BYTES; ++i) p[i] = static_cast<uint8_t>(a.v[i % 4][i / 4]);
+}
+template <class Function>
+inline Quad each_vector_of(Function function) {
+    Quad r;
+    for (int i = 0; i < 4; ++i) function(r.v[i], i);
+    return r;
+}
+inline Quad operator&(const Quad& a, uint8_t mask) {
+    return each_vector_of([&](Shorts& v, int i) { v = a.v[i] & mask; });
+}
+inline Quad operator|(const Quad& a, const Quad& b) {
+    return each_vector_of([&](Shorts& v, int i) { v = a.v[i] | b.v[i]; });
+}
+template <int BITS>
+inline Quad shift_left(const Quad& a) {
+    return each_vector_of([&](Shorts& v, int i) { v = BITS >= 0 ? a.v[i] << (BITS & 7) : a.v[i] >> (-BITS & 7); });
+}
+inline Sums sums_of(int32_t n) { return {Integers{} + n}; }
+template <class Vector>
+inline Outputs convert_to_outputs(const Vector& values) {
+    const Singles singles = __builtin_convertvector(values, Singles);
+    Outputs r;
+    std::memcpy(&r, &singles, sizeof r);
+    return r;
+}
+inline Outputs to_outputs(const Sums& s) { return convert_to_outputs(s.v); }
+inline Outputs load_outputs_uint8(const uint8_t* p) {
+    Bytes values;
+    std::memcpy(&values, p, sizeof values);
+    return convert_to_outputs(values);
+}
+inline Outputs load_outputs_int8(const uint8_t* p) {
+    SignedBytes values;
+    std::memcpy(&values, p, sizeof values);
+    return convert_to_outputs(values);
+}
+
+template <int BITS, int QUADS, int ROWS>
+inline void add_products(const Quad* weights, const int8_t* x, int stride, Sums* sums) {
+    for (int row = 0; row < ROWS; ++row) {
+#pragma GCC unroll 1
+        for (int quad = 0; quad < QUADS; ++quad) {
+            for (int i = 0; i < 4; ++i) {
+                // At most 255 · 127, which 16 bits hold.
+                const Shorts products = weights[quad].v[i] * static_cast<int16_t>(x[row * stride + quad * 4 + i]);
+                sums[row].v += __builtin_convertvector(products, Integers);
+            }
+        }
+    }
+}
+
+#endif
+
+// Weights of so many bits have half their range subtracted by `add_products` itself.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr int CENTRED_BITS = 8;
+#else
+constexpr int CENTRED_BITS = 0;
+#endif
+
+}  // namespace pageport

@@ -1,0 +1,87 @@
+// Keys and values as the cache stores them, read as float32.
+#pragma once
+
+#include "elements.h"
+
+namespace pageport {
+
+struct Float8E4M3 {
+    uint8_t bits;
+};
+struct Float8E5M2 {
+    uint8_t bits;
+};
+using Int8 = int8_t;
+
+// What a load gives is the stored number divided by this power of two, which scales around a product take up.
+template <class Stored>
+constexpr float LOADED_UNIT = 1.0f;
+// An E4M3 exponent, whose bias is 7, is read as one of float16, whose bias is 15.
+template <>
+constexpr float LOADED_UNIT<Float8E4M3> = 256.0f;
+
+#if defined(__AVX512F__)
+
+inline Floats load(const Int8* p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
+}
+inline Floats load(const Float8E5M2* p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return {_mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8))};
+}
+inline Floats load(const Float8E4M3* p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);
+    const __m256i half = _mm256_andnot_si256(_mm256_set1_epi16(0x4000), wide);
+    // All ones but the sign are NaN.
+    const __m256i ones = _mm256_set1_epi16(0x3f80);
+    const __mmask16 nan = _mm256_cmpeq_epi16_mask(_mm256_and_si256(half, ones), ones);
+    return {_mm512_cvtph_ps(_mm256_mask_mov_epi16(half, nan, _mm256_set1_epi16(0x7e00)))};
+}
+
+#elif defined(__AVX2__)
+
+inline Floats load(const Int8* p) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))};
+}
+inline Floats load(const Float8E5M2* p) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return {_mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(bytes), 8))};
+}
+inline Floats load(const Float8E4M3* p) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    const __m128i wide = _mm_slli_epi16(_mm_cvtepi8_epi16(bytes), 7);
+    const __m128i half = _mm_andnot_si128(_mm_set1_epi16(0x4000), wide);
+    const __m128i nan = _mm_cmpeq_epi16(_mm_and_si128(half, _mm_set1_epi16(0x3f80)), _mm_set1_epi16(0x3f80));
+    return {_mm256_cvtph_ps(_mm_or_si128(half, _mm_and_si128(nan, _mm_set1_epi16(0x7e00))))};
+}
+
+#else
+
+inline Floats load(const Int8* p) { return each_lane([&](int i) { return static_cast<float>(p[i]); }); }
+inline Floats load(const Float8E5M2* p) {
+    return each_lane([&](int i) { return float16_to_float(static_cast<uint16_t>(p[i].bits << 8)); });
+}
+inline Floats load(const Float8E4M3* p) {
+    return each_lane([&](int i) {
+        const uint32_t sign = (p[i].bits & 0x80u) << 24, magnitude = p[i].bits & 0x7fu;
+        // 2^112 moves the exponent's bias from 15 to 127, subnormals included.
+        if (magnitude == 0x7fu) return bits_to_float(sign | 0x7fc00000u);
+        return bits_to_float(sign | magnitude << 20) * 0x1p112f;
+    });
+}
+
+#endif
+
+// Calls `function` with a value of the type that the cache stores.
+template <class Function>
+inline void with_stored(int64_t dtype, Function function) {
+    with_element(dtype, function);
+    if (dtype == FP8_E4M3) function(Float8E4M3{});
+    if (dtype == FP8_E5M2) function(Float8E5M2{});
+    if (dtype == INT8) function(Int8{});
+}
+
+}  // namespace pageport

@@ -1,0 +1,280 @@
+// out = x · Wᵀ + bias with packed integer weights: activations are quantised to int8, products are summed exactly in
+// int32 over a group of 32 inputs, and groups are added in float32 from the first to the last.
+//
+// That sequence is the same for every element, whatever the number of rows and threads.
+#include <type_traits>
+
+#include "quantised_rows.h"
+#include "scratch.h"
+#include "thread_pool.h"
+
+namespace pageport {
+
+struct LinearInt8 {
+    const void* x;
+    const uint8_t* weight;  // panels
+    const void* bias;       // or null
+    void* out;
+    int64_t rows, in_features, out_features;
+    int64_t x_stride, out_stride;
+    int64_t format;
+    int64_t x_dtype, bias_dtype, out_dtype;
+};
+
+namespace {
+
+// Most rows that are multiplied by one load of the weights. With 32 registers their totals stay in registers.
+#if defined(__AVX512F__)
+constexpr int BLOCK_ROWS = 16, ROW_UNROLL = 16, MOST_TOGETHER = 4;
+#elif defined(__AVX2__)
+constexpr int BLOCK_ROWS = 8, ROW_UNROLL = 1, MOST_TOGETHER = 4;
+#else
+constexpr int BLOCK_ROWS = 8, ROW_UNROLL = 1, MOST_TOGETHER = 1;
+#endif
+// Rows are taken in chunks whose integers stay in the second-level cache while all panels pass.
+constexpr int64_t CHUNK_BYTES = 384 * 1024;
+// Panels whose results are stored together, so that rows are written in longer pieces.
+constexpr int TILE_PANELS = 4, TILE_OUTPUTS = TILE_PANELS * OUTPUTS;
+
+// Rows of the next block, for each of which there is code of its own; the last rows may be padding.
+constexpr int block_rows(int64_t rows_left) {
+    if (rows_left > 12) return BLOCK_ROWS;
+    if (rows_left > 6) return 8;
+    if (rows_left > 4) return BLOCK_ROWS == 16 ? 6 : 8;
+    return rows_left > 2 ? 4 : static_cast<int>(rows_left);
+}
+
+// Rows whose sums are interleaved, so that one does not wait for the other.
+constexpr int rows_together(int rows) { return rows % 3 == 0 ? 3 : rows < MOST_TOGETHER ? rows : MOST_TOGETHER; }
+
+// Sums of a group start so that OFFSET comes off all its weights.
+template <class Format>
+inline Sums first_sums(const uint8_t* start) {
+    return sums_of(Format::OFFSET == 0 || Format::BITS == CENTRED_BITS ? 0 : read_integer(start));
+}
+
+// The products of a block of rows and a panel; rows of `out` lie TILE_OUTPUTS apart.
+template <class Format, int ROWS>
+void multiply(const uint8_t* record, const uint8_t* x, int64_t num_groups, float* out) {
+    constexpr RowsLayout LAYOUT{ROWS, Format::SPLITS};
+    constexpr int TOGETHER = rows_together(ROWS), SPLIT_QUADS = QUADS / Format::SPLITS;
+    Outputs total[ROWS];
+    for (Outputs& t : total) t = zero_outputs();
+    for (int64_t done = 0; done < num_groups; done += Format::GROUPS, record += Format::RECORD_BYTES) {
+        for (int group = 0; group < Format::GROUPS; ++group, x += LAYOUT.bytes()) {
+            const auto* integers = reinterpret_cast<const int8_t*>(x);
+            const uint8_t *scales = x + LAYOUT.scale(), *shifts = x + LAYOUT.shift();
+            Quad weights[QUADS];
+            Format::Integers::load(Format::planes(record, group), weights);
+#pragma GCC unroll 2
+            for (int split = 0; split < Format::SPLITS; ++split) {
+                const Outputs scale = Format::scale(record, group, split);
+                const uint8_t* starts = x + LAYOUT.start(split);
+                const int first_quad = split * SPLIT_QUADS;
+#pragma GCC unroll ROW_UNROLL
+                for (int row = 0; row < ROWS; row += TOGETHER) {
+                    Sums sums[TOGETHER];
+                    for (int i = 0; i < TOGETHER; ++i) sums[i] = first_sums<Format>(starts + (row + i) * 4);
+                    const int8_t* first = integers + row * GROUP + first_quad * 4;
+                    add_products<Format::BITS, SPLIT_QUADS, TOGETHER>(weights + first_quad, first, GROUP, sums);
+                    for (int i = 0; i < TOGETHER; ++i) {
+                        const Outputs both = scale * broadcast(read_float(scales + (row + i) * 4));
+                        total[row + i] = fma(to_outputs(sums[i]), both, total[row + i]);
+                    }
+                }
+            }
+            if constexpr (Format::HAS_MINIMUM) {
+                const Outputs minimum = Format::minimum(record, group);
+#pragma GCC unroll ROW_UNROLL
+                for (int row = 0; row < ROWS; ++row)
+                    total[row] = fma(minimum, broadcast(read_float(shifts + row * 4)), total[row]);
+            }
+        }
+    }
+    for (int row = 0; row < ROWS; ++row) store_outputs(out + row * TILE_OUTPUTS, total[row]);
+}
+
+// The same with one scale a row and an output: sums stay integers to the end.
+template <int ROWS>
+void multiply_int8(const uint8_t* panel, const uint8_t* x, int64_t num_groups, float* out) {
+    using Format = FormatInt8;
+    constexpr RowsLayout LAYOUT{ROWS, 1};
+    constexpr int TOGETHER = rows_together(ROWS);
+    const uint8_t* const first_group = x;
+    Sums sums[ROWS];
+    for (int row = 0; row < ROWS; ++row) sums[row] = first_sums<Format>(x + LAYOUT.start(0) + row * 4);
+    const uint8_t* record = panel + Format::PANEL_HEADER_BYTES;
+    for (int64_t group = 0; group < num_groups; ++group, record += Format::RECORD_BYTES, x += LAYOUT.bytes()) {
+        Quad weights[QUADS];
+        Format::Integers::load(record, weights);
+#pragma GCC unroll ROW_UNROLL
+        for (int row = 0; row < ROWS; row += TOGETHER)
+            add_products<Format::BITS, QUADS, TOGETHER>(weights, reinterpret_cast<const int8_t*>(x) + row * GROUP, GROUP,
+                                                        sums + row);
+    }
+    const Outputs scale = load_outputs(reinterpret_cast<const float*>(panel));
+    for (int row = 0; row < ROWS; ++row) {
+        const Outputs both = scale * broadcast(read_float(first_group + LAYOUT.scale() + row * 4));
+        store_outputs(out + row * TILE_OUTPUTS, to_outputs(sums[row]) * both);
+    }
+}
+
+using Multiply = void (*)(const uint8_t*, const uint8_t*, int64_t, float*);
+
+struct Kernel {
+    int64_t panel_bytes;
+    RowsLayout layout;  // rows are filled in a block
+    int offset;
+    Multiply multiply[BLOCK_ROWS + 1];  // by rows of a block
+};
+
+// Calls `function` with each number that `block_rows` returns, as a constant.
+template <class Function>
+void for_each_block_rows(Function function) {
+    function(std::integral_constant<int, 1>{});
+    function(std::integral_constant<int, 2>{});
+    function(std::integral_constant<int, 4>{});
+    if constexpr (block_rows(5) == 6) function(std::integral_constant<int, 6>{});
+    function(std::integral_constant<int, 8>{});
+    if constexpr (BLOCK_ROWS == 16) function(std::integral_constant<int, 16>{});
+}
+
+int64_t num_groups(int64_t in_features) { return (in_features + GROUP - 1) / GROUP; }
+
+Kernel find_kernel(int64_t format, int64_t in_features) {
+    Kernel kernel{};
+    if (format == CHANNEL_INT8) {
+        kernel.panel_bytes = FormatInt8::PANEL_HEADER_BYTES + num_groups(in_features) * FormatInt8::RECORD_BYTES;
+        kernel.layout.splits = 1;
+        kernel.offset = FormatInt8::OFFSET;
+        for_each_block_rows([&](auto rows) { kernel.multiply[rows] = multiply_int8<rows>; });
+    }
+    with_block_format(format, [&](auto f) {
+        using Format = decltype(f);
+        kernel.panel_bytes = num_groups(in_features) / Format::GROUPS * Format::RECORD_BYTES;
+        kernel.layout.splits = Format::SPLITS;
+        kernel.offset = Format::OFFSET;
+        for_each_block_rows([&](auto rows) { kernel.multiply[rows] = multiply<Format, rows>; });
+    });
+    return kernel;
+}
+
+// Where a block's integers lie, and the rows it is for; the last rows of `layout` may be padding.
+struct Block {
+    int64_t first_row;
+    int rows;
+    RowsLayout layout;
+    int64_t offset_bytes;
+};
+
+// Blocks of 16 rows come first, so that a block's place follows from its index.
+class Blocks {
+public:
+    Blocks(int64_t rows, int64_t groups, int splits) : groups_(groups), splits_(splits) {
+        whole_ = rows / BLOCK_ROWS;
+        int64_t first = BLOCK_ROWS * whole_;
+        int64_t offset = whole_ * block_bytes(BLOCK_ROWS);
+        while (first < rows) {
+            const int taken = block_rows(rows - first);
+            const int used = static_cast<int>(rows - first < taken ? rows - first : taken);
+            rest_[num_rest_++] = {first, used, {taken, splits}, offset};
+            first += used;
+            offset += block_bytes(taken);
+        }
+        bytes_ = offset;
+    }
+
+    int64_t count() const { return whole_ + num_rest_; }
+    int64_t bytes() const { return bytes_; }
+    int64_t block_bytes(int rows) const { return groups_ * RowsLayout{rows, splits_}.bytes(); }
+    Block at(int64_t index) const {
+        if (index >= whole_) return rest_[index - whole_];
+        return {index * BLOCK_ROWS, BLOCK_ROWS, {BLOCK_ROWS, splits_}, index * block_bytes(BLOCK_ROWS)};
+    }
+
+private:
+    int64_t groups_;
+    int splits_;
+    int64_t whole_ = 0, num_rest_ = 0, bytes_ = 0;
+    Block rest_[4];
+};
+
+void quantise_block(const LinearInt8& a, const Kernel& kernel, const Block& block, uint8_t* memory) {
+    uint8_t* const target = memory + block.offset_bytes;
+    with_element(a.x_dtype, [&](auto element) {
+        using Element = decltype(element);
+        const auto* x = static_cast<const Element*>(a.x) + block.first_row * a.x_stride;
+        for (int row = 0; row < block.layout.rows; ++row) {
+            // Rows of padding repeat the last one: any numbers will do.
+            const RowQuantiser<Element> quantiser(x + (row < block.rows ? row : block.rows - 1) * a.x_stride, a.in_features);
+            if (a.format == CHANNEL_INT8)
+                quantiser.by_row(target, row, block.layout, kernel.offset);
+            else
+                quantiser.by_group(target, row, block.layout, kernel.offset);
+        }
+    });
+}
+
+void store_tile(const LinearInt8& a, const Block& block, int64_t first_output, int64_t end_output, const float* results) {
+    const int64_t width = (end_output < a.out_features ? end_output : a.out_features) - first_output;
+    float bias[TILE_OUTPUTS];
+    if (a.bias != nullptr)
+        with_element(a.bias_dtype, [&](auto element) {
+            const auto* from = static_cast<const decltype(element)*>(a.bias) + first_output;
+            each_vector(width, [&](int64_t i, auto load, auto) { store(bias + i, load(from + i)); });
+        });
+    with_element(a.out_dtype, [&](auto element) {
+        for (int row = 0; row < block.rows; ++row) {
+            auto* out = static_cast<decltype(element)*>(a.out) + (block.first_row + row) * a.out_stride + first_output;
+            const float* from = results + row * TILE_OUTPUTS;
+            each_vector(width, [&](int64_t i, auto, auto store) {
+                store(out + i, a.bias == nullptr ? load(from + i) : load(from + i) + load(bias + i));
+            });
+        }
+    });
+}
+
+// All rows for the panels [first, last).
+void multiply_panels(const LinearInt8& a, const Kernel& kernel, const Blocks& blocks, const uint8_t* memory, int64_t first,
+                     int64_t last) {
+    alignas(64) float results[BLOCK_ROWS * TILE_OUTPUTS];
+    const int64_t groups = num_groups(a.in_features);
+    const int64_t fitting = CHUNK_BYTES / blocks.block_bytes(BLOCK_ROWS), chunk = fitting < 1 ? 1 : fitting;
+    for (int64_t begin = 0; begin < blocks.count(); begin += chunk) {
+        const int64_t end = begin + chunk < blocks.count() ? begin + chunk : blocks.count();
+        for (int64_t tile = first; tile < last; tile += TILE_PANELS) {
+            const int64_t panels = last - tile < TILE_PANELS ? last - tile : TILE_PANELS;
+            for (int64_t i = begin; i < end; ++i) {
+                const Block block = blocks.at(i);
+                for (int64_t panel = 0; panel < panels; ++panel)
+                    kernel.multiply[block.layout.rows](a.weight + (tile + panel) * kernel.panel_bytes,
+                                                       memory + block.offset_bytes, groups, results + panel * OUTPUTS);
+                store_tile(a, block, tile * OUTPUTS, (tile + panels) * OUTPUTS, results);
+            }
+        }
+    }
+}
+
+}  // namespace
+}  // namespace pageport
+
+PAGEPORT_KERNEL(linear_int8, pageport::LinearInt8) {
+    using namespace pageport;
+    const LinearInt8& a = arguments;
+    if (a.rows == 0) return;
+    static thread_local Scratch scratch;
+    const Kernel kernel = find_kernel(a.format, a.in_features);
+    const Blocks blocks(a.rows, num_groups(a.in_features), kernel.layout.splits);
+    uint8_t* const memory = scratch.get<uint8_t>(blocks.bytes());
+
+    parallel_ranges(blocks.count(), 1 + 8192 / (a.in_features * BLOCK_ROWS), [&](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; ++i) quantise_block(a, kernel, blocks.at(i), memory);
+    });
+
+    // A thread gets 2 µs of work at least; where there is much, it comes in smaller pieces, for whoever is free.
+    const int64_t panels = (a.out_features + OUTPUTS - 1) / OUTPUTS;
+    const int64_t smallest = 1 + 16384 / (a.in_features * (a.rows < BLOCK_ROWS ? a.rows + 2 : BLOCK_ROWS));
+    const int64_t pieces_per_thread = panels < 16 * smallest * num_threads() ? 1 : 4;
+    const auto piece = [&](int64_t first, int64_t last) { multiply_panels(a, kernel, blocks, memory, first, last); };
+    parallel_ranges(panels, smallest, piece, pieces_per_thread);
+}

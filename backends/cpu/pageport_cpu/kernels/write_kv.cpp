@@ -1,0 +1,151 @@
+// Stores a step's keys and values in the blocks of the cache, rounded to what it stores.
+#include <algorithm>
+
+#include "kv_elements.h"
+#include "thread_pool.h"
+
+namespace pageport {
+
+struct WriteKV {
+    const void* key;    // [tokens, kv_heads, head_size]
+    const void* value;  // [tokens, kv_heads, value_head_size]
+    void* keys;         // one layer of a block: [kv_heads, head_size, block_size]
+    void* values;       // [kv_heads, block_size, value_head_size]
+    float* key_scales;  // [kv_heads, block_size], as are those of values; null unless int8 is stored
+    float* value_scales;
+    const int64_t* slots;  // [tokens]; -1 is padding
+    const float* k_scale;  // null, or what keys stored as 8-bit floats are to be multiplied by
+    const float* v_scale;
+    int64_t tokens, kv_heads, head_size, value_head_size, block_size;
+    int64_t key_token_stride, key_head_stride, value_token_stride, value_head_stride;
+    int64_t block_stride, scale_block_stride;
+    int64_t dtype, stored_dtype;
+};
+
+namespace {
+
+// Features of a token's head, at most.
+constexpr int64_t MOST_FEATURES = 1024;
+
+uint32_t bits_of(float f) {
+    uint32_t bits;
+    std::memcpy(&bits, &f, sizeof bits);
+    return bits;
+}
+
+// Rounds to the nearest, ties to even, what is too large to the largest; NaN stays NaN. Free of branches and of narrow
+// types, so that compilers vectorise loops of it.
+template <int MANTISSA_BITS, int BIAS>
+uint32_t to_float8(float f, float largest) {
+    constexpr int shift = 23 - MANTISSA_BITS;
+    const uint32_t bits = bits_of(f), magnitude = bits & 0x7fffffffu;
+    const uint32_t limited = std::min(magnitude, bits_of(largest));
+    const uint32_t rounding = (1u << (shift - 1)) - 1 + (limited >> shift & 1u);
+    const uint32_t normal = ((limited + rounding) >> shift) - ((127u - BIAS) << MANTISSA_BITS);
+    // Adding a number whose last place is that of subnormals rounds there.
+    constexpr float magic = static_cast<float>(1 << (23 - MANTISSA_BITS + 1 - BIAS));
+    const uint32_t subnormal = bits_of(std::min(std::fabs(f), 1.0f) + magic) - bits_of(magic);
+    constexpr uint32_t smallest_normal = (128u - BIAS) << 23;
+    const uint32_t finite = limited < smallest_normal ? subnormal : normal;
+    return (magnitude > 0x7f800000u ? 0x7fu : finite) | (bits >> 24 & 0x80u);
+}
+
+// Each stores numbers over `scale`, and returns what int8 is to be multiplied by.
+template <class Stored>
+float encode(const float* from, Stored* to, int64_t n, float) {
+    each_vector(n, [&](int64_t i, auto load, auto store) { store(to + i, load(from + i)); });
+    return 1.0f;
+}
+
+template <int MANTISSA_BITS, int BIAS>
+float encode_float8(const float* from, void* to, int64_t n, float scale, float largest) {
+    uint32_t wide[MOST_FEATURES];
+    for (int64_t i = 0; i < n; ++i) wide[i] = to_float8<MANTISSA_BITS, BIAS>(from[i] / scale, largest);
+    for (int64_t i = 0; i < n; ++i) static_cast<uint8_t*>(to)[i] = static_cast<uint8_t>(wide[i]);
+    return 1.0f;
+}
+float encode(const float* from, Float8E4M3* to, int64_t n, float scale) {
+    return encode_float8<3, 7>(from, to, n, scale, 448.0f);
+}
+float encode(const float* from, Float8E5M2* to, int64_t n, float scale) {
+    return encode_float8<2, 15>(from, to, n, scale, 57344.0f);
+}
+
+// The largest number becomes 127. A token that is not finite becomes NaN through its scale.
+float encode(const float* from, Int8* to, int64_t n, float) {
+    Floats largest = broadcast(0.0f), zeros = broadcast(0.0f);
+    each_vector(n, [&](int64_t i, auto load, auto) {
+        const Floats x = load(from + i);
+        largest = max(largest, abs(x));
+        zeros = fma(x, broadcast(0.0f), zeros);
+    });
+    if (reduce_add(zeros) != 0.0f) {
+        std::memset(to, 0, n);
+        return std::numeric_limits<float>::quiet_NaN();
+    }
+    const float scale = reduce_max(largest) / 127.0f;
+    const Floats divisor = broadcast(scale == 0.0f ? 1.0f : scale);
+    const Floats highest = broadcast(127.0f), lowest = broadcast(-127.0f);
+    float rounded[LANES];
+    for (int64_t i = 0; i < n; i += LANES) {
+        const int count = static_cast<int>(std::min<int64_t>(LANES, n - i));
+        store(rounded, round_even(max(lowest, min(highest, load_first(from + i, count) / divisor))));
+        for (int lane = 0; lane < count; ++lane) to[i + lane] = static_cast<int8_t>(rounded[lane]);
+    }
+    return scale;
+}
+
+// Stores `n` features of one token, `stride` elements apart; returns their scale.
+template <class Element, class Stored>
+float store_token(const Element* from, Stored* to, int64_t n, int64_t stride, float scale) {
+    float wide[MOST_FEATURES];
+    Stored stored[MOST_FEATURES];
+    each_vector(n, [&](int64_t i, auto load, auto) {
+        store_first(wide + i, load(from + i), static_cast<int>(std::min<int64_t>(LANES, n - i)));
+    });
+    if (stride == 1) return encode(wide, to, n, scale);
+    const float result = encode(wide, stored, n, scale);
+    for (int64_t i = 0; i < n; ++i) to[i * stride] = stored[i];
+    return result;
+}
+
+// Elements that are worth a second thread.
+constexpr int64_t ELEMENTS_PER_PIECE = 8192;
+
+}  // namespace
+}  // namespace pageport
+
+PAGEPORT_KERNEL(write_kv, pageport::WriteKV) {
+    using namespace pageport;
+    const WriteKV& a = arguments;
+    const float k_scale = a.k_scale != nullptr ? *a.k_scale : 1.0f, v_scale = a.v_scale != nullptr ? *a.v_scale : 1.0f;
+    const auto write_token = [&](int64_t token, auto element, auto stored) {
+        using Element = decltype(element);
+        using Stored = decltype(stored);
+        const int64_t slot = a.slots[token];
+        if (slot < 0) return;
+        const int64_t block = slot / a.block_size, offset = slot % a.block_size;
+        for (int64_t head = 0; head < a.kv_heads; ++head) {
+            const int64_t place = head * a.block_size + offset;
+            const float key_scale = store_token(
+                static_cast<const Element*>(a.key) + token * a.key_token_stride + head * a.key_head_stride,
+                static_cast<Stored*>(a.keys) + block * a.block_stride + head * a.head_size * a.block_size + offset,
+                a.head_size, a.block_size, k_scale);
+            const float value_scale = store_token(
+                static_cast<const Element*>(a.value) + token * a.value_token_stride + head * a.value_head_stride,
+                static_cast<Stored*>(a.values) + block * a.block_stride + place * a.value_head_size,
+                a.value_head_size, 1, v_scale);
+            if (a.key_scales == nullptr) continue;
+            a.key_scales[block * a.scale_block_stride + place] = key_scale;
+            a.value_scales[block * a.scale_block_stride + place] = value_scale;
+        }
+    };
+    with_element(a.dtype, [&](auto element) {
+        with_stored(a.stored_dtype, [&](auto stored) {
+            const int64_t elements = a.kv_heads * (a.head_size + a.value_head_size);
+            parallel_ranges(a.tokens, 1 + ELEMENTS_PER_PIECE / elements, [&](int64_t first, int64_t last) {
+                for (int64_t token = first; token < last; ++token) write_token(token, element, stored);
+            });
+        });
+    });
+}
