@@ -62,7 +62,7 @@ class CacheConfig:
     )
     kv_cache_dtype: str = setting(
         "auto",
-        "auto (the compute dtype), float32, bfloat16 or bf16, float16 or fp16, fp8_e4m3 or fp8, fp8_e5m2, int8 (a "
+        "auto (with --dtype auto what the backend prefers, else the compute dtype), float32, bfloat16 or bf16, float16 or fp16, fp8_e4m3 or fp8, fp8_e5m2, int8 (a "
         "scale for each token and head). A byte a number holds twice the tokens of 16 bits; fp8_e5m2 rounds most.",
     )
     enable_prefix_caching: bool = setting(True, "Reuse cached blocks of equal prefixes.")

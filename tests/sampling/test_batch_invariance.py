@@ -86,7 +86,7 @@ def test_nan_logits_are_an_error_of_their_row_only(run: Any, random_logits: Any)
         logits = clean.clone()
         logits[::2] = poison
         output = run(logits, rows)
-        assert output.nan_rows.tolist() == [True, False] * 8
+        assert output.peaks.isfinite().tolist() == [False, True] * 8
         assert output.errors().keys() == set(range(0, 16, 2))
         assert "not finite" in output.errors()[0]
         assert torch.equal(output.token_ids[1::2], expected)
@@ -98,4 +98,4 @@ def test_one_nan_among_good_logits_is_noticed(run: Any, random_logits: Any) -> N
     rows = [SamplingParams(**VARIED[k]) for k in (0, 1, 3, 8)] + [SamplingParams(allowed_token_ids=[1, 2])]
     output = run(logits, rows)
     assert output.errors().keys() == {0, 1, 2, 3, 4}
-    assert output.token_ids.tolist() == [0] * 5  # an id that the next step can look up
+    assert all(0 <= token_id < 300 for token_id in output.token_ids.tolist())  # which the next step can look up

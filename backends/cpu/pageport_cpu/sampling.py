@@ -49,9 +49,12 @@ def sample(library: Library, logits: Tensor, batch: ChoiceBatch) -> Choice:
     """
     rows, vocab_size = logits.shape
     assert 0 < vocab_size < MAX_VOCAB_SIZE, f"{vocab_size} tokens are not supported"
-    # By name, so that they outlive the call.
-    parameters = [batch.temperatures, batch.top_k, batch.top_p, torch.log(batch.min_p), batch.seeds, batch.positions]
-    parameters = [values.contiguous() for values in parameters]
+    is_random = bool(batch.plain_rows.size or batch.filtered_rows.size)
+    # By name, so that they outlive the call. A row without temperature looks at nothing else.
+    parameters: list[Tensor | None] = [batch.temperatures.contiguous(), *[None] * 5]
+    if is_random:
+        filters = (batch.top_k, batch.top_p, torch.log(batch.min_p))
+        parameters[1:] = [values.contiguous() for values in (*filters, batch.seeds, batch.positions)]
     choice = Choice(torch.empty(rows, dtype=torch.int64), torch.empty(rows))
     undecided = torch.empty(rows, dtype=torch.uint8)
     library.run(
@@ -69,7 +72,7 @@ def sample(library: Library, logits: Tensor, batch: ChoiceBatch) -> Choice:
             PROBABILITY_MARGIN + SUM_MARGIN * vocab_size,
         )
     )
-    if undecided.any():
+    if is_random and undecided.any():
         open_rows = undecided.nonzero().flatten()
         choice.token_ids[open_rows] = choose_tokens(logits[open_rows], _rows_of(batch, open_rows)).token_ids
     return choice

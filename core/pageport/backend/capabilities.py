@@ -15,6 +15,9 @@ class Capabilities:
     preferred_dtype: str = "float32"
     # In which dtypes can it keep keys and values? Besides those it computes in: "float8_e4m3fn", "float8_e5m2", "int8".
     kv_dtypes: tuple[str, ...] = ("float32",)
+    # In which of these does it keep them best, when neither their dtype nor the compute dtype is asked for? None: in
+    # the compute dtype.
+    preferred_kv_dtype: str | None = None
     # Which stored weight schemes does it keep in their own format? The rest is dequantised while loading.
     weight_schemes: tuple[str, ...] = ()
     # Which on-load quantisations of any checkpoint does it do: "int8", "int4"?

@@ -64,20 +64,23 @@ def choose_precision(config: EngineConfig, stored_scheme: str, capabilities: Cap
     compute_dtype = _compute_dtype(config.model.dtype, stored_scheme, capabilities)
     return Precision(
         compute_dtype=compute_dtype,
-        kv_dtype=choose_kv_dtype(config.cache.kv_cache_dtype, compute_dtype),
+        kv_dtype=choose_kv_dtype(
+            config.cache.kv_cache_dtype,
+            (capabilities.preferred_kv_dtype if config.model.dtype == "auto" else None) or compute_dtype,
+        ),
         dequantise=config.model.dtype != "auto" and quantisation is None,
         quantisation=quantisation,
     )
 
 
-def choose_kv_dtype(asked: str, compute_dtype: str) -> str:
-    """Return torch's name of the dtype keys and values are kept in.
+def choose_kv_dtype(asked: str, default: str) -> str:
+    """Return torch's name of the dtype keys and values are kept in, ``default`` for "auto".
 
     Raises:
         ConfigurationError: there is none of this name.
     """
     if asked == "auto":
-        return compute_dtype
+        return default
     if asked not in KV_DTYPES:
         raise ConfigurationError(f"--kv-cache-dtype is {asked!r}; use one of {', '.join(KV_CACHE_DTYPES)}.")
     return KV_DTYPES[asked]

@@ -131,15 +131,20 @@ class StepBuffers:
         np.cumsum(counts, out=query_start_loc[1 : num_requests + 1])
         seq_lens = self._seq_lens.next()
         np.add(starts, counts, out=seq_lens[:num_requests], casting="unsafe")
-        token_rows = self._token_rows.next()
-        token_rows[:num_tokens] = np.repeat(rows, counts)
-        positions = self._positions.next()
-        first_minus_offset = np.repeat(starts - query_start_loc[:num_requests], counts)
-        np.add(self._arange[:num_tokens], first_minus_offset, out=positions[:num_tokens])
+        token_rows, positions = self._token_rows.next(), self._positions.next()
+        if num_tokens == num_requests:
+            token_rows[:num_tokens], positions[:num_tokens] = rows, starts
+        else:
+            token_rows[:num_tokens] = np.repeat(rows, counts)
+            first_minus_offset = np.repeat(starts - query_start_loc[:num_requests], counts)
+            np.add(self._arange[:num_tokens], first_minus_offset, out=positions[:num_tokens])
 
         device_positions = self._positions.upload(num_tokens)
         token_ids = self._token_ids[:num_tokens]
-        token_ids.copy_(history[self._token_rows.upload(num_tokens), device_positions])
+        if history.is_cpu:  # numpy's indexing costs a step less
+            token_ids.numpy()[:] = history.numpy()[token_rows[:num_tokens], positions[:num_tokens]]
+        else:
+            token_ids.copy_(history[self._token_rows.upload(num_tokens), device_positions])
         max_seq_len = int(seq_lens[:num_requests].max(initial=0))
         shared: dict[str, Any] = {
             "num_requests": num_requests,

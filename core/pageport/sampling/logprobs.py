@@ -58,6 +58,8 @@ class RawLogprobs:
 
 def raw_logprobs(logits: Float[Tensor, "rows vocab"], batch: SamplingBatch) -> tuple[RawLogprobs, ...]:
     """Take a snapshot for the rows that want logprobs; those that want all tokens apart from those that want few."""
+    if not batch.logprob_rows.size:
+        return ()
     is_whole = batch.num_logprobs >= logits.shape[1]
     snapshots = []
     for selected in (np.flatnonzero(~is_whole), np.flatnonzero(is_whole)):

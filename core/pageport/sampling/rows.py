@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Int32
 from torch import Tensor
 
+from pageport.backend.choice import Rows
 from pageport.sampling.batch import EditedRow, SamplingBatch
 from pageport.sampling.edits import RowEdits
 from pageport.sampling.row import RowSampling
@@ -38,6 +39,9 @@ class SamplingRows:
         self._wants_logprobs = np.zeros(num_rows, dtype=np.bool_)
         self._num_logprobs = np.zeros(num_rows, dtype=np.int64)
         self._edits: dict[int, RowEdits] = {}
+        # Rows of which a step need know nothing but that their likeliest token is wanted; batches of these by size.
+        self._is_plain = np.ones(num_rows, dtype=np.bool_)
+        self._plain_batches: dict[int, SamplingBatch] = {}
 
     def set_row(self, row: int, sampling: RowSampling, index: int, num_prompt_tokens: int) -> None:
         """Replace everything kept of ``row``; ``index`` is the choice index within the request."""
@@ -64,6 +68,9 @@ class SamplingRows:
         self.clear_row(row)
         if RowEdits.are_needed(sampling):
             self._edits[row] = RowEdits(sampling, self._vocab_size, self._device)
+        self._is_plain[row] = (
+            is_greedy and not self._is_penalised[row] and not self._wants_logprobs[row] and row not in self._edits
+        )
 
     def clear_row(self, row: int) -> None:
         """Drop what a finished sequence's row holds on the device."""
@@ -77,8 +84,21 @@ class SamplingRows:
         Args:
             lengths: prompt and generated tokens each row has before the token being sampled.
             history: the tokens themselves, ``history[row, :length]``; kept, not copied.
+
+        Returns:
+            For rows that are all greedy and unedited, one batch for each number of them, with the lengths and places
+            of the first ones: nothing looks at these.
         """
         rows = np.asarray(sample_rows, dtype=np.int64)
+        if self._is_plain[rows].all():
+            if len(rows) not in self._plain_batches:
+                self._plain_batches[len(rows)] = self._gather(rows, sample_rows, lengths, history)
+            return self._plain_batches[len(rows)]
+        return self._gather(rows, sample_rows, lengths, history)
+
+    def _gather(
+        self, rows: Rows, sample_rows: Sequence[int], lengths: Sequence[int], history: Int32[Tensor, "rows max_len"]
+    ) -> SamplingBatch:
         row_lengths = np.asarray(lengths, dtype=np.int64)
         num_prompt_tokens = self._num_prompt_tokens[rows]
         integers = np.stack(

@@ -1,10 +1,11 @@
 """``sample``: from logits to one token a row."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Bool, Float, Float32, Int64
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from pageport.backend.choice import Choice
@@ -23,18 +24,19 @@ _ALL_MASKED = "No token can be sampled: allowed_token_ids, bad_words, min_tokens
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerOutput:
-    """What was sampled, on the device. A row with an error has token 0, which must not be shown."""
+    """What was sampled, on the device. A row with an error has some token, which must not be shown."""
 
     token_ids: Int64[Tensor, "rows"]
-    nan_rows: Bool[Tensor, "rows"]  # the model's logits hold NaN or infinity
-    masked_rows: Bool[Tensor, "rows"]  # the request's own edits leave no token, or NaN
+    # The largest logit of each row, as the model gave it and as the requests' own edits left it, where there are any.
+    peaks: Float[Tensor, "rows"]
+    edited_peaks: Float32[Tensor, "rows"] | None = None
     processor_errors: Mapping[int, str] = field(default_factory=dict)
     logprobs: tuple[LogprobTensors, ...] = ()
 
     def errors(self) -> dict[int, str]:
         """Wait for the device and return why rows are unusable."""
-        errors = dict.fromkeys(self.nan_rows.nonzero().flatten().tolist(), _NOT_FINITE)
-        errors |= dict.fromkeys(self.masked_rows.nonzero().flatten().tolist(), _ALL_MASKED)
+        errors = {} if self.edited_peaks is None else dict.fromkeys(_not_finite(self.edited_peaks), _ALL_MASKED)
+        errors |= dict.fromkeys(_not_finite(self.peaks), _NOT_FINITE)
         return errors | dict(self.processor_errors)
 
 
@@ -44,26 +46,26 @@ def sample(logits: Float[Tensor, "rows vocab"], batch: SamplingBatch, choose: Ch
     Every operation works on rows alone, so that a row's result is bitwise the same in any batch.
     """
     snapshots = raw_logprobs(logits, batch)
-    processor_errors: Mapping[int, str] = {}
-    if batch.changes_logits:
-        nan_rows = ~torch.isfinite(logits.amax(dim=-1))
+    if not batch.changes_logits:
+        token_ids, peaks = choose(logits, batch)
+        edited_peaks, processor_errors = None, {}
+    else:
+        peaks = logits.amax(dim=-1)
         logits = logits.to(torch.float32, copy=True)
         processor_errors = _apply_edits(logits, batch)
         apply_penalties(logits, batch)
-        token_ids, peaks = choose(logits, batch)
-        masked_rows = ~torch.isfinite(peaks) & ~nan_rows
-    else:
-        token_ids, peaks = choose(logits, batch)
-        nan_rows = ~torch.isfinite(peaks)
-        masked_rows = torch.zeros_like(nan_rows)
-    token_ids = token_ids.masked_fill(nan_rows | masked_rows, 0)
+        token_ids, edited_peaks = choose(logits, batch)
     return SamplerOutput(
         token_ids=token_ids,
-        nan_rows=nan_rows,
-        masked_rows=masked_rows,
+        peaks=peaks,
+        edited_peaks=edited_peaks,
         processor_errors=processor_errors,
         logprobs=tuple(snapshot.of_chosen(token_ids) for snapshot in snapshots),
     )
+
+
+def _not_finite(peaks: Float[Tensor, "rows"]) -> list[int]:
+    return [row for row, peak in enumerate(peaks.tolist()) if not math.isfinite(peak)]
 
 
 def _apply_edits(logits: Float32[Tensor, "rows vocab"], batch: SamplingBatch) -> dict[int, str]:

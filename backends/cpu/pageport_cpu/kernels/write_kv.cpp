@@ -109,6 +109,15 @@ float store_token(const Element* from, Stored* to, int64_t n, int64_t stride, fl
     return result;
 }
 
+// Asks for the cache lines that `n` features of one token, `stride` bytes apart, go to: one after the other, waiting for
+// each, takes longer than everything else.
+inline void prefetch_token(const void* to, int64_t n, int64_t stride) {
+    const int64_t step = stride < 64 ? 64 / stride : 1;
+    for (int64_t i = 0; i < n; i += step) __builtin_prefetch(static_cast<const char*>(to) + i * stride, 1, 2);
+}
+
+// Heads ahead of the one that is being stored.
+constexpr int64_t PREFETCH_HEADS = 2;
 // Elements that are worth a second thread.
 constexpr int64_t ELEMENTS_PER_PIECE = 8192;
 
@@ -119,32 +128,46 @@ PAGEPORT_KERNEL(write_kv, pageport::WriteKV) {
     using namespace pageport;
     const WriteKV& a = arguments;
     const float k_scale = a.k_scale != nullptr ? *a.k_scale : 1.0f, v_scale = a.v_scale != nullptr ? *a.v_scale : 1.0f;
-    const auto write_token = [&](int64_t token, auto element, auto stored) {
+    const auto write_head = [&](int64_t index, auto element, auto stored) {
         using Element = decltype(element);
         using Stored = decltype(stored);
-        const int64_t slot = a.slots[token];
+        const int64_t token = index / a.kv_heads, head = index % a.kv_heads, slot = a.slots[token];
         if (slot < 0) return;
+        const int64_t block = slot / a.block_size, offset = slot % a.block_size, place = head * a.block_size + offset;
+        const float key_scale = store_token(
+            static_cast<const Element*>(a.key) + token * a.key_token_stride + head * a.key_head_stride,
+            static_cast<Stored*>(a.keys) + block * a.block_stride + head * a.head_size * a.block_size + offset,
+            a.head_size, a.block_size, k_scale);
+        const float value_scale = store_token(
+            static_cast<const Element*>(a.value) + token * a.value_token_stride + head * a.value_head_stride,
+            static_cast<Stored*>(a.values) + block * a.block_stride + place * a.value_head_size, a.value_head_size, 1,
+            v_scale);
+        if (a.key_scales == nullptr) return;
+        a.key_scales[block * a.scale_block_stride + place] = key_scale;
+        a.value_scales[block * a.scale_block_stride + place] = value_scale;
+    };
+    const auto prefetch_head = [&](int64_t index, auto stored) {
+        using Stored = decltype(stored);
+        const int64_t token = index / a.kv_heads, head = index % a.kv_heads, slot = a.slots[token];
+        // The lines of a token's predecessor in its block are its own too.
+        if (slot < 0 || (token > 0 && slot == a.slots[token - 1] + 1 && slot % a.block_size != 0)) return;
         const int64_t block = slot / a.block_size, offset = slot % a.block_size;
-        for (int64_t head = 0; head < a.kv_heads; ++head) {
-            const int64_t place = head * a.block_size + offset;
-            const float key_scale = store_token(
-                static_cast<const Element*>(a.key) + token * a.key_token_stride + head * a.key_head_stride,
-                static_cast<Stored*>(a.keys) + block * a.block_stride + head * a.head_size * a.block_size + offset,
-                a.head_size, a.block_size, k_scale);
-            const float value_scale = store_token(
-                static_cast<const Element*>(a.value) + token * a.value_token_stride + head * a.value_head_stride,
-                static_cast<Stored*>(a.values) + block * a.block_stride + place * a.value_head_size,
-                a.value_head_size, 1, v_scale);
-            if (a.key_scales == nullptr) continue;
-            a.key_scales[block * a.scale_block_stride + place] = key_scale;
-            a.value_scales[block * a.scale_block_stride + place] = value_scale;
-        }
+        prefetch_token(static_cast<Stored*>(a.keys) + block * a.block_stride + head * a.head_size * a.block_size + offset,
+                       a.head_size, a.block_size * static_cast<int64_t>(sizeof(Stored)));
+        prefetch_token(static_cast<Stored*>(a.values) + block * a.block_stride +
+                           (head * a.block_size + offset) * a.value_head_size,
+                       a.value_head_size, sizeof(Stored));
     };
     with_element(a.dtype, [&](auto element) {
         with_stored(a.stored_dtype, [&](auto stored) {
             const int64_t elements = a.kv_heads * (a.head_size + a.value_head_size);
             parallel_ranges(a.tokens, 1 + ELEMENTS_PER_PIECE / elements, [&](int64_t first, int64_t last) {
-                for (int64_t token = first; token < last; ++token) write_token(token, element, stored);
+                const int64_t begin = first * a.kv_heads, end = last * a.kv_heads;
+                for (int64_t i = begin; i < begin + PREFETCH_HEADS && i < end; ++i) prefetch_head(i, stored);
+                for (int64_t i = begin; i < end; ++i) {
+                    if (i + PREFETCH_HEADS < end) prefetch_head(i + PREFETCH_HEADS, stored);
+                    write_head(i, element, stored);
+                }
             });
         });
     });

@@ -40,6 +40,9 @@ def check_dtypes(capabilities: Capabilities) -> None:
     assert capabilities.preferred_dtype in capabilities.compute_dtypes, (
         f"preferred_dtype {capabilities.preferred_dtype!r} is not in compute_dtypes {capabilities.compute_dtypes}."
     )
+    assert capabilities.preferred_kv_dtype in (None, *capabilities.kv_dtypes), (
+        f"preferred_kv_dtype {capabilities.preferred_kv_dtype!r} is not in kv_dtypes {capabilities.kv_dtypes}."
+    )
     assert capabilities.kv_dtypes, "kv_dtypes is empty: no cache could be allocated."
     _check_names("kv_dtypes", capabilities.kv_dtypes, KV_DTYPES)
     assert set(capabilities.kv_dtypes) & set(capabilities.compute_dtypes), (
