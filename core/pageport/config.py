@@ -62,8 +62,9 @@ class CacheConfig:
     )
     kv_cache_dtype: str = setting(
         "auto",
-        "auto (with --dtype auto what the backend prefers, else the compute dtype), float32, bfloat16 or bf16, float16 or fp16, fp8_e4m3 or fp8, fp8_e5m2, int8 (a "
-        "scale for each token and head). A byte a number holds twice the tokens of 16 bits; fp8_e5m2 rounds most.",
+        "auto (what the backend prefers where --dtype is auto too, else the compute dtype), float32, bfloat16 or bf16, "
+        "float16 or fp16, fp8_e4m3 or fp8, fp8_e5m2, int8 (a scale for each token and head). A byte a number holds "
+        "twice the tokens of 16 bits; fp8_e5m2 rounds most.",
     )
     enable_prefix_caching: bool = setting(True, "Reuse cached blocks of equal prefixes.")
     swap_space: float = setting(0.0, "GiB of host memory for preempted requests; 0: they are recomputed.")

@@ -26,7 +26,9 @@ OPS = (
 
 
 class TapeGraph(Graph):
-    """A captured step: kernels and arguments on a tape."""
+    """A captured step: kernels and arguments on a tape, recorded while they ran."""
+
+    has_run = True
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape

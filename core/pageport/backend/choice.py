@@ -31,7 +31,10 @@ class ChoiceBatch:
 
 
 class Choice(NamedTuple):
-    """One token a row, and the largest logits: NaN in a row with NaN. Where one is not finite any id of the vocabulary will do."""
+    """One token a row, and the largest logits: NaN in a row with NaN.
+
+    Where one is not finite any id of the vocabulary will do.
+    """
 
     token_ids: Int64[Tensor, "rows"]
     peaks: Float32[Tensor, "rows"]

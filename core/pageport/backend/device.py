@@ -59,7 +59,7 @@ class Device(ABC):
         ``run`` calls ops of this device, and takes views, of tensors that keep their addresses as long as the graph is
         in use. ``replay`` then does what ``run`` would do with the *current* contents of these tensors: nothing that
         was read from one while capturing may be kept. Numbers and shapes are those of the capture. Capturing may
-        execute the ops or not: whatever they write is undefined until ``replay``.
+        execute the ops or not (``Graph.has_run``): if not, whatever they write is undefined until ``replay``.
 
         Core captures steps in which every request has one token, once a number of requests, after a step of this size
         has run op by op. The ``AttentionBatch`` of a captured step has ``max_seq_len`` and block tables as wide as any

@@ -48,10 +48,15 @@ class StepGraphs:
             logits = self._compute(step)
             self._known_sizes.add(size)
             return logits
-        captured = self._captured.pop(size, None) or self._capture(step, size)
+        captured = self._captured.pop(size, None)
+        if captured is None:
+            captured = self._capture(step, size)
+            if not captured.graph.has_run:
+                captured.graph.replay()
+        else:
+            _copy_plans(step, captured.step)
+            captured.graph.replay()
         self._captured[size] = captured
-        _copy_plans(step, captured.step)
-        captured.graph.replay()
         return captured.logits[:num_requests]
 
     @property
