@@ -13,7 +13,7 @@ def _only_in_full(*values):
     return [pytest.param(value, marks=pytest.mark.full) for value in values]
 
 
-@pytest.mark.parametrize("block_size", [16, *_only_in_full(4)])
+@pytest.mark.parametrize("block_size", [16, *_only_in_full(32)])
 def test_whole_prompt_gives_the_reference_logits(variant, block_size, tiny_model, paged, tokens):
     tiny, prompt = tiny_model(variant), tokens(70)
     model = paged(tiny, block_size=block_size)
@@ -25,7 +25,7 @@ def test_whole_prompt_gives_the_reference_logits(variant, block_size, tiny_model
 def test_chunked_prefill_gives_the_reference_logits(variant, chunk, tiny_model, paged, tokens):
     """KVC-09: chunk borders inside and on block borders."""
     tiny, prompt = tiny_model(variant), tokens(50)
-    model = paged(tiny, block_size=4)
+    model = paged(tiny, block_size=16)
     logits = model.run(prompt, model.new_blocks(50), chunk=chunk)
     torch.testing.assert_close(logits, tiny.reference_logits(prompt), **TOLERANCE)
 
@@ -62,7 +62,7 @@ def test_long_greedy_decode_picks_the_reference_tokens(variant, tiny_model, page
 
 
 def test_prefills_and_decodes_of_one_step_do_not_disturb_each_other(variant, tiny_model, paged, tokens):
-    tiny, model = tiny_model(variant), paged(tiny_model(variant), block_size=4)
+    tiny, model = tiny_model(variant), paged(tiny_model(variant), block_size=16)
     prompts = [tokens(23, seed=2), tokens(9, seed=3), tokens(41, seed=4)]
     blocks = [model.new_blocks(len(prompt)) for prompt in prompts]
     model.step([(prompts[0][:22], 0, blocks[0]), (prompts[2][:10], 0, blocks[2])])

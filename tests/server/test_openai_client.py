@@ -151,7 +151,7 @@ def test_a_client_that_leaves_frees_its_blocks(server: ServerProcess, stream: bo
     """ABT-01."""
     before = server.wait_until_idle()
     body = {"prompt": "abc", "max_tokens": 400, "ignore_eos": True, "stream": stream}
-    client = httpx.Client(timeout=httpx.Timeout(5, read=0.2))
+    client = httpx.Client(timeout=httpx.Timeout(5, read=5 if stream else 0.03))
     request = client.build_request("POST", f"{server.url}/v1/completions", json=body)
     if stream:
         next(client.send(request, stream=True).iter_lines())

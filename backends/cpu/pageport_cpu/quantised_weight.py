@@ -114,8 +114,7 @@ class EmbedQuantisedArguments(Arguments):
 class QuantisedWeight:
     """A matrix of integers: products quantise their activations to int8, a row and 32 inputs at a time.
 
-    ``scheme`` is GGML's name of the blocks it came from, or ``int8``: one scale an output, and one a row of
-    activations.
+    ``scheme`` is GGML's name of the blocks it came from, or ``int8``: one scale an output.
     """
 
     scheme: str

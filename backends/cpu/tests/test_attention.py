@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pageport.backend import AttentionParams, Capabilities, KVSpec
 from pageport.backend.batch import AttentionBatch
+from pageport.engine.step_buffers import NO_MIRROR
 from pageport.testing.conformance.attention_case import AttentionCase, Row
 from pageport.testing.conformance.attention_verdict import check_case
 from pageport.testing.conformance.context import Context
@@ -194,7 +195,7 @@ def make_batch(counts: Sequence[int], lengths: Sequence[int], tables: Tensor) ->
         seq_lens=torch.tensor(lengths).int(),
         block_table=tables,
         slot_mapping=torch.empty(0, dtype=torch.int64),
-        host=None,  # type: ignore[arg-type] - the kernel reads tensors only
+        host=NO_MIRROR,  # the kernel reads tensors only
     )
 
 

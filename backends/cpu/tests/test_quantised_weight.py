@@ -97,7 +97,7 @@ def test_every_dtype_of_activations_and_a_bias_are_taken(library: Library, schem
 
     out = product(library, matrix.weight, x, bias)
 
-    expected = rounded(x, IN_FEATURES if scheme == "int8" else 32)
+    expected = rounded(x, 32)
     ones = torch.ones(9, 1, dtype=torch.float64)
     assert_close(out, torch.cat([expected, ones], 1), torch.cat([matrix.values, bias.double()[:, None]], 1), dtype)
 
@@ -156,7 +156,7 @@ def test_tiny_and_huge_activations_give_no_garbage(library: Library, scheme: str
 
     out = product(library, matrix.weight, x)
 
-    expected = rounded(x, IN_FEATURES if scheme == "int8" else 32) @ matrix.values.T
+    expected = rounded(x, 32) @ matrix.values.T
     assert torch.allclose(out.double(), expected, rtol=1e-3, atol=max(size * 1e-3, 1e-40))
 
 
@@ -224,8 +224,7 @@ def test_products_with_numbers_quantised_on_load_are_exact(library: Library, sch
     matrix = quantised(library, scheme, 37, in_features)
     x = activations(9, in_features)
 
-    group = -(-in_features // 32) * 32 if scheme == "int8" else 32
-    assert_close(product(library, matrix.weight, x), rounded(x, group), matrix.values)
+    assert_close(product(library, matrix.weight, x), rounded(x, 32), matrix.values)
 
 
 def test_int8_rounds_a_row_to_multiples_of_a_127th_of_its_largest(library: Library) -> None:

@@ -97,7 +97,7 @@ class Declares(CpuBackend):
     changes: ClassVar[Mapping[str, Any]] = {}
 
     def open(self, ordinal: int, options: Mapping[str, str], rank: Rank = Rank()) -> Any:  # noqa: B008 - frozen
-        device: Any = super().open(ordinal, options, rank)
+        device: Any = super().open(ordinal, {**options, "kernels": "none"}, rank)
         device._capabilities = replace(device._capabilities, **self.changes)
         return device
 

@@ -59,7 +59,9 @@ class BatchInvariant(CpuDevice):
 
     @property
     def capabilities(self) -> Capabilities:
-        return dataclasses.replace(super().capabilities, compute_dtypes=("float32",), determinism="batch")
+        return dataclasses.replace(
+            super().capabilities, compute_dtypes=("float32",), kv_dtypes=("float32",), determinism="batch"
+        )
 
     def linear(self, weight: Any, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         rows = torch.cat([super(BatchInvariant, self).linear(weight, row[None], bias) for row in x])

@@ -94,29 +94,33 @@ void multiply(const uint8_t* record, const uint8_t* x, int64_t num_groups, float
     for (int row = 0; row < ROWS; ++row) store_outputs(out + row * TILE_OUTPUTS, total[row]);
 }
 
-// The same with one scale a row and an output: sums stay integers to the end.
+// The same with weights that have one scale an output.
 template <int ROWS>
 void multiply_int8(const uint8_t* panel, const uint8_t* x, int64_t num_groups, float* out) {
     using Format = FormatInt8;
     constexpr RowsLayout LAYOUT{ROWS, 1};
     constexpr int TOGETHER = rows_together(ROWS);
-    const uint8_t* const first_group = x;
-    Sums sums[ROWS];
-    for (int row = 0; row < ROWS; ++row) sums[row] = first_sums<Format>(x + LAYOUT.start(0) + row * 4);
+    Outputs total[ROWS];
+    for (Outputs& t : total) t = zero_outputs();
+    const Outputs scale = load_outputs(reinterpret_cast<const float*>(panel));
     const uint8_t* record = panel + Format::PANEL_HEADER_BYTES;
     for (int64_t group = 0; group < num_groups; ++group, record += Format::RECORD_BYTES, x += LAYOUT.bytes()) {
+        const auto* integers = reinterpret_cast<const int8_t*>(x);
+        const uint8_t *scales = x + LAYOUT.scale(), *starts = x + LAYOUT.start(0);
         Quad weights[QUADS];
         Format::Integers::load(record, weights);
 #pragma GCC unroll ROW_UNROLL
-        for (int row = 0; row < ROWS; row += TOGETHER)
-            add_products<Format::BITS, QUADS, TOGETHER>(weights, reinterpret_cast<const int8_t*>(x) + row * GROUP, GROUP,
-                                                        sums + row);
+        for (int row = 0; row < ROWS; row += TOGETHER) {
+            Sums sums[TOGETHER];
+            for (int i = 0; i < TOGETHER; ++i) sums[i] = first_sums<Format>(starts + (row + i) * 4);
+            add_products<Format::BITS, QUADS, TOGETHER>(weights, integers + row * GROUP, GROUP, sums);
+            for (int i = 0; i < TOGETHER; ++i) {
+                const Outputs both = scale * broadcast(read_float(scales + (row + i) * 4));
+                total[row + i] = fma(to_outputs(sums[i]), both, total[row + i]);
+            }
+        }
     }
-    const Outputs scale = load_outputs(reinterpret_cast<const float*>(panel));
-    for (int row = 0; row < ROWS; ++row) {
-        const Outputs both = scale * broadcast(read_float(first_group + LAYOUT.scale() + row * 4));
-        store_outputs(out + row * TILE_OUTPUTS, to_outputs(sums[row]) * both);
-    }
+    for (int row = 0; row < ROWS; ++row) store_outputs(out + row * TILE_OUTPUTS, total[row]);
 }
 
 using Multiply = void (*)(const uint8_t*, const uint8_t*, int64_t, float*);
@@ -207,10 +211,7 @@ void quantise_block(const LinearInt8& a, const Kernel& kernel, const Block& bloc
         for (int row = 0; row < block.layout.rows; ++row) {
             // Rows of padding repeat the last one: any numbers will do.
             const RowQuantiser<Element> quantiser(x + (row < block.rows ? row : block.rows - 1) * a.x_stride, a.in_features);
-            if (a.format == CHANNEL_INT8)
-                quantiser.by_row(target, row, block.layout, kernel.offset);
-            else
-                quantiser.by_group(target, row, block.layout, kernel.offset);
+            quantiser.fill(target, row, block.layout, kernel.offset);
         }
     });
 }

@@ -56,7 +56,7 @@ public:
     RowQuantiser(const Element* x, int64_t features) : x_(x), features_(features) {}
 
     // Fills in a row of a block: a scale a group, and sums that start so that `offset` comes off all weights.
-    void by_group(uint8_t* block, int row, RowsLayout layout, int offset) const {
+    void fill(uint8_t* block, int row, RowsLayout layout, int offset) const {
         for (int64_t first = 0; first < features_; first += GROUP, block += layout.bytes()) {
             Floats x[VECTORS];
             load_group(first, x);
@@ -69,30 +69,6 @@ public:
             for (int split = 0; split < layout.splits; ++split)
                 write_word(block + layout.start(split) + row * 4, -offset * sums[split]);
         }
-    }
-
-    // One scale for the row, in the first group, as is the first sum.
-    void by_row(uint8_t* block, int row, RowsLayout layout, int offset) const {
-        float most = 0.0f;
-        for (int64_t first = 0; first < features_; first += GROUP) {
-            Floats x[VECTORS];
-            load_group(first, x);
-            const float group = largest(x, VECTORS);
-            most = group > most || group != group ? group : most;
-            if (most != most) break;
-        }
-        const float scale = most * (1.0f / 127.0f);
-        int32_t total = 0;
-        uint8_t* integers = block + row * GROUP;
-        for (int64_t first = 0; first < features_; first += GROUP, integers += layout.bytes()) {
-            Floats x[VECTORS];
-            load_group(first, x);
-            int32_t sums[2];
-            quantise(x, scale, reinterpret_cast<int8_t*>(integers), sums);
-            total += sums[0] + sums[1];
-        }
-        write_word(block + layout.scale() + row * 4, scale);
-        write_word(block + layout.start(0) + row * 4, -offset * total);
     }
 
 private:
