@@ -363,17 +363,21 @@ def _check_found(cache: Cache, layer: int, found: Tensor, value: Tensor, blocks:
     """Compare what attention finds under each key with the value written there."""
     assert found.dtype == value.dtype, f"attention gives {found.dtype} for queries of {value.dtype}."
     # One value is picked, so that nothing but its own rounding to the cache's dtype remains, and some to that of out.
+    if cache.spec.dtype in FLOAT8:
+        largest = FLOAT8[cache.spec.dtype].largest
+        value = value.clamp(-largest, largest)
     exact = as_floats(value)
     rounding = torch.from_numpy(0.51 * steps(exact, cache.spec.dtype)).to(found)
     wrong = ~((found - value).abs() <= rounding + torch.finfo(value.dtype).eps * value.abs().clamp(min=1))
     if not wrong.any():
         return
-    position, head, _ = wrong.nonzero()[0].tolist()
+    position, head, feature = wrong.nonzero()[0].tolist()
     size = cache.spec.block_size
     slot = blocks[position // size] * size + position % size
+    place = (position, head, feature)
     raise AssertionError(
         f"layer {layer}: the value written at slot {slot} (block {slot // size}, offset {slot % size}, KV head {head}) "
-        f"is not found under its key: {found[position, head, 0]:.4g} instead of {value[position, head, 0]:.4g}. "
+        f"is not found under its key: {found[place]:.4g} instead of {value[place]:.4g}. "
         f"Was it written to another slot, head or layer, or {_suspected_rounding(cache, found, exact)}?"
     )
 

@@ -9,6 +9,8 @@ A test module of a backend is this import and two fixtures of session scope::
 
     @pytest.fixture(scope="session")
     def backend_options(): return {}
+
+Inputs are random, by a fresh seed that stands in each failure. A third fixture, ``conformance_seed``, fixes it.
 """
 
 import secrets
@@ -22,13 +24,20 @@ from pageport.testing.conformance.check import Level
 from pageport.testing.conformance.context import Context
 from pageport.testing.conformance.suite import run_suite
 
-__all__ = ["conformance_context", "test_conformance"]
+__all__ = ["conformance_context", "conformance_seed", "test_conformance"]
 
 
 @pytest.fixture(scope="session")
-def conformance_context(backend: type[Backend], backend_options: Mapping[str, str]) -> Iterator[Context]:
-    """Open device 0 once for all levels; the seed is a fresh one and stands in each failure."""
-    context = Context(backend, options=backend_options, seed=secrets.randbelow(2**31))
+def conformance_seed() -> int:
+    return secrets.randbelow(2**31)
+
+
+@pytest.fixture(scope="session")
+def conformance_context(
+    backend: type[Backend], backend_options: Mapping[str, str], conformance_seed: int
+) -> Iterator[Context]:
+    """Open device 0 once for all levels."""
+    context = Context(backend, options=backend_options, seed=conformance_seed)
     yield context
     context.close()
 
