@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pageport.backend import Memory
+from pageport_cpu.control_groups import control_groups
 
 
 class _Limit(NamedTuple):
@@ -14,6 +15,20 @@ class _Limit(NamedTuple):
 
     limit: int
     used: int
+
+
+class _Files(NamedTuple):
+    """What a version of control groups calls its files, and the page cache that can be dropped in memory.stat."""
+
+    limit: str
+    usage: str
+    reclaimable: str
+
+
+_FILES = {
+    1: _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: _Files("memory.max", "memory.current", "inactive_file"),
+}
 
 
 def read_memory(root: Path = Path("/")) -> Memory:
@@ -38,36 +53,15 @@ def return_freed_memory() -> None:
 
 
 def _limits(root: Path) -> Iterator[_Limit]:
-    memberships = root / "proc/self/cgroup"
-    if not memberships.exists():
-        return
-    for line in memberships.read_text().splitlines():
-        hierarchy, controllers, path = line.split(":", 2)
-        if hierarchy == "0":
-            yield from _climb(root / "sys/fs/cgroup", path, "memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            yield from _climb(
-                root / "sys/fs/cgroup/memory",
-                path,
-                "memory.limit_in_bytes",
-                "memory.usage_in_bytes",
-                "total_inactive_file",
-            )
-
-
-def _climb(mount: Path, path: str, limit_file: str, usage_file: str, reclaimable: str) -> Iterator[_Limit]:
-    """Yield the limits of a group and of all above it; inside a container some of the way may be out of sight."""
-    group = mount / path.lstrip("/")
-    for folder in (group, *group.parents):
-        if not folder.is_relative_to(mount):
-            return
-        if not (folder / limit_file).exists():
+    for folder, version in control_groups(root, "memory"):
+        names = _FILES[version]
+        if not (folder / names.limit).exists():
             continue
-        limit = (folder / limit_file).read_text().strip()
+        limit = (folder / names.limit).read_text().strip()
         if limit == "max":
             continue
-        used = int((folder / usage_file).read_text())
-        cache = _fields(folder / "memory.stat", scale=1).get(reclaimable, 0)
+        used = int((folder / names.usage).read_text())
+        cache = _fields(folder / "memory.stat", scale=1).get(names.reclaimable, 0)
         yield _Limit(int(limit), max(0, used - cache))
 
 

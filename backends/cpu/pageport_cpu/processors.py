@@ -4,6 +4,8 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from pageport_cpu.control_groups import ControlGroup, control_groups
+
 
 def count_cores(root: Path = Path("/"), allowed: Iterable[int] | None = None) -> int:
     """Return the physical cores this process may use, at least 1.
@@ -30,29 +32,17 @@ def _core(root: Path, processor: int) -> str:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Yield how many processors this process's control groups grant, versions 1 and 2; the tightest one counts."""
-    memberships = root / "proc/self/cgroup"
-    if not memberships.exists():
-        return
-    for line in memberships.read_text().splitlines():
-        hierarchy, controllers, path = line.split(":", 2)
-        is_version_2 = hierarchy == "0"
-        if not is_version_2 and "cpu" not in controllers.split(","):
-            continue
-        mount = root / ("sys/fs/cgroup" if is_version_2 else "sys/fs/cgroup/cpu")
-        group = mount / path.lstrip("/")
-        for folder in (group, *group.parents):
-            if not folder.is_relative_to(mount):
-                break
-            quota = _quota(folder, is_version_2)
-            if quota is not None:
-                yield quota
+    """Yield how many processors this process's control groups grant; the tightest one counts."""
+    for group in control_groups(root, "cpu"):
+        quota = _quota(group)
+        if quota is not None:
+            yield quota
 
 
-def _quota(group: Path, is_version_2: bool) -> float | None:
+def _quota(group: ControlGroup) -> float | None:
     """Return time granted over the period it is granted for; none where a group has no limit or is out of sight."""
-    names = ("cpu.max",) if is_version_2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-    if not all((group / name).exists() for name in names):
+    names = ("cpu.max",) if group.version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    if not all((group.folder / name).exists() for name in names):
         return None
-    granted, period = " ".join((group / name).read_text() for name in names).split()
+    granted, period = " ".join((group.folder / name).read_text() for name in names).split()
     return None if granted in ("max", "-1") else int(granted) / int(period)
