@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pageport.backend import AttentionParams, KVSpec
 from pageport.errors import OutOfMemory, UnsupportedFeature
-from pageport_cpu.large_pages import prefer_large_pages
+from pageport_cpu.large_pages import map_large_pages
 from pageport_cpu.library import DTYPE_CODES, Arguments, Integer, Library, Pointer, pointer
 
 # As torch names them. int8 keeps a float32 scale for each token and KV head.
@@ -112,13 +112,12 @@ def allocate_kv(spec: KVSpec, num_blocks: int) -> CpuKVPool:
     _check(spec)
     size = num_blocks * bytes_per_block(spec)
     try:
-        memory = torch.empty(size + SLACK_BYTES, dtype=torch.uint8)
-    except (RuntimeError, MemoryError) as error:
+        memory = torch.frombuffer(map_large_pages(size + SLACK_BYTES), dtype=torch.uint8)
+    except (OSError, OverflowError) as error:
         raise OutOfMemory(
             f"The system refuses a KV cache of {num_blocks} blocks of {bytes_per_block(spec)} bytes ({error}). "
             "Lower the number of blocks or the context."
         ) from error
-    prefer_large_pages(memory.data_ptr(), memory.numel())
     return CpuKVPool(spec, memory[:size].view(num_blocks, bytes_per_block(spec)))
 
 

@@ -1,21 +1,23 @@
-"""Large pages of memory, where the system gives them to those who ask."""
+"""Memory in large pages, where the system has them: with small ones, looking up addresses takes as long as reading."""
 
-import ctypes
 import mmap
 
-# bytes; what Linux calls transparent huge pages on most machines. Less than one is not worth asking for.
+# bytes; what Linux calls transparent huge pages on most machines. They are for whole, aligned pieces of this size.
 LARGE_PAGE = 2 * 2**20
 
 
-def prefer_large_pages(address: int, size: int) -> None:
-    """Ask for large pages in ``size`` bytes from ``address`` on; they still are backed when first touched only.
+def map_large_pages(num_bytes: int) -> mmap.mmap:
+    """Return at least ``num_bytes`` of zeroed memory, which is backed when it is first touched only.
 
-    Cache blocks lie anywhere: with small pages, finding a block's page costs as much as reading the block. Systems that
-    have no such pages, or none to give, go on with small ones.
+    It goes back to the system with the last reference. Systems that have no large pages, or none to give, go on with
+    small ones.
+
+    Raises:
+        OSError, OverflowError: there is not so much.
     """
-    advise = getattr(ctypes.CDLL(None), "madvise", None)
-    advice = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux only
-    first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-    last = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
-    if advise is not None and advice is not None and last - first >= LARGE_PAGE:
-        advise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), ctypes.c_int(advice))
+    # Memory of this process alone: what may be shared with others gets no large pages by asking.
+    own = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    mapping = mmap.mmap(-1, (num_bytes + LARGE_PAGE - 1) // LARGE_PAGE * LARGE_PAGE, flags=own)
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux only
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return mapping

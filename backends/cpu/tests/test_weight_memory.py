@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -49,3 +50,16 @@ def test_memory_goes_with_its_last_weight() -> None:
     del weight
     gc.collect()
     assert mapping() is None
+
+
+def test_memory_is_of_the_kind_that_gets_large_pages() -> None:
+    """What is shared with other processes gets none by asking."""
+    weight = WeightMemory().zeros(LARGE, torch.float32)
+    address = weight.data_ptr()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        extent, permissions = line.split()[:2]
+        first, last = (int(edge, 16) for edge in extent.split("-"))
+        if first <= address < last:
+            assert permissions == "rw-p"
+            return
+    pytest.fail("the mapping is not listed")
