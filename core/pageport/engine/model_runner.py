@@ -62,8 +62,6 @@ class ModelRunner(Runner):
             for s, g in zip(specs, groups, strict=True)
         ]
         self._history = torch.zeros((max_num_seqs, max_model_len + 1), dtype=torch.int32, device=where)
-        # The same memory, where the device's is the host's: numpy's indexing costs a step less.
-        self._host_history = self._history.numpy() if where.type == "cpu" else None
         self._choose = choose
         self._sampling = SamplingRows(max_num_seqs, vocab_size, where)
         self._scored_prompts: dict[int, _ScoredPrompt] = {}
@@ -109,7 +107,6 @@ class ModelRunner(Runner):
             self._device.free_kv(pool)
         # The weights and buffers go with the references to them.
         self._pools, self._host_pools = [], []
-        self._host_history = None
         del self._decoder, self._history, self._sampling, self._buffers
 
     def _move_blocks(self, batch: Batch) -> None:
@@ -157,8 +154,8 @@ class ModelRunner(Runner):
 
     def _append_tokens(self, rows: Sequence[int], lengths: npt.NDArray[np.int32], token_ids: Tensor) -> None:
         """Write each row's next token behind the ``lengths`` it has."""
-        if self._host_history is not None:
-            self._host_history[rows, lengths] = token_ids.numpy()
+        if self._history.is_cpu:  # numpy's indexing costs a step less
+            self._history.numpy()[rows, lengths] = token_ids.numpy()
             return
         where = self._history.device
         places = torch.tensor(rows, device=where), torch.from_numpy(lengths.astype("int64")).to(where)
