@@ -81,7 +81,7 @@ template <int BITS, int QUADS, int ROWS>
 inline void add_products(const Quad* weights, const int8_t* x, int stride, Sums* sums) {
 #pragma GCC unroll 8
     for (int quad = 0; quad < QUADS; ++quad) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int row = 0; row < ROWS; ++row) {
             int32_t four;
             std::memcpy(&four, x + row * stride + quad * 4, 4);
@@ -133,37 +133,66 @@ inline Outputs load_outputs_int8(const uint8_t* p) {
     });
 }
 
-template <int BITS, int QUADS, int ROWS>
-inline void add_products(const Quad* weights, const int8_t* x, int stride, Sums* sums) {
+inline __m256i broadcast_four(const int8_t* p) {
+    int32_t four;
+    std::memcpy(&four, p, 4);
+    return _mm256_set1_epi32(four);
+}
+
+// Unsigned products of whole bytes would saturate: w - 128 = sign · |w - 128|, and at most 2 · 128 · 127 fits.
+template <int QUADS, int ROWS>
+inline void add_byte_products(const Quad* weights, const int8_t* x, int stride, Sums* sums) {
     const __m256i ones = _mm256_set1_epi16(1);
-    // An int16 lane takes two products a quad, each below 2^BITS * 127.
-    constexpr int STEP = BITS <= 4 ? 8 : BITS == 5 ? 4 : BITS == 6 ? 2 : 1;
-    static_assert(QUADS % STEP == 0);
-    for (int first = 0; first < QUADS; first += STEP) {
-        __m256i pairs[ROWS][2] = {};
 #pragma GCC unroll 8
-        for (int step = 0; step < STEP; ++step) {
-            const int quad = first + step;
+    for (int quad = 0; quad < QUADS; ++quad) {
+        __m256i centred[2], sizes[2];
+        for (int half = 0; half < 2; ++half) {
+            centred[half] = _mm256_xor_si256(weights[quad].v[half], _mm256_set1_epi8(-128));
+            sizes[half] = _mm256_abs_epi8(centred[half]);
+        }
 #pragma GCC unroll 4
-            for (int row = 0; row < ROWS; ++row) {
-                int32_t four;
-                std::memcpy(&four, x + row * stride + quad * 4, 4);
-                const __m256i inputs = _mm256_set1_epi32(four);
-                for (int half = 0; half < 2; ++half) {
-                    const __m256i w = weights[quad].v[half];
-                    if constexpr (BITS == 8) {
-                        // Unsigned products would saturate: w - 128 = sign · |w - 128|, and at most 2 · 128 · 127 fits.
-                        const __m256i centred = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
-                        pairs[row][half] = _mm256_maddubs_epi16(_mm256_abs_epi8(centred), _mm256_sign_epi8(inputs, centred));
-                    } else {
-                        pairs[row][half] = _mm256_add_epi16(pairs[row][half], _mm256_maddubs_epi16(w, inputs));
-                    }
-                }
+        for (int row = 0; row < ROWS; ++row) {
+            const __m256i inputs = broadcast_four(x + row * stride + quad * 4);
+            for (int half = 0; half < 2; ++half) {
+                const __m256i pairs = _mm256_maddubs_epi16(sizes[half], _mm256_sign_epi8(inputs, centred[half]));
+                __m256i& sum = sums[row].v[half];
+                sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
+                asm("" : "+x"(sum));
             }
         }
-        for (int row = 0; row < ROWS; ++row)
-            for (int half = 0; half < 2; ++half)
-                sums[row].v[half] = _mm256_add_epi32(sums[row].v[half], _mm256_madd_epi16(pairs[row][half], ones));
+    }
+}
+
+template <int BITS, int QUADS, int ROWS>
+inline void add_products(const Quad* weights, const int8_t* x, int stride, Sums* sums) {
+    if constexpr (BITS == 8) return add_byte_products<QUADS, ROWS>(weights, x, stride, sums);
+    // An int16 lane takes two products a quad, each below 2^BITS * 127.
+    constexpr int STEP = BITS <= 4 ? QUADS : BITS == 5 ? 4 : 2;
+    static_assert(QUADS % STEP == 0);
+    // One half of the outputs after the other: the sums of both do not fit in the registers.
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+        // Nothing happens here, but the compiler reads the inputs again instead of keeping all, which it has no room for.
+        asm("" : "+r"(x));
+#pragma GCC unroll 8
+        for (int first = 0; first < QUADS; first += STEP) {
+            __m256i pairs[ROWS];
+#pragma GCC unroll 8
+            for (int quad = first; quad < first + STEP; ++quad) {
+                const __m256i w = weights[quad].v[half];
+#pragma GCC unroll 4
+                for (int row = 0; row < ROWS; ++row) {
+                    const __m256i products = _mm256_maddubs_epi16(w, broadcast_four(x + row * stride + quad * 4));
+                    pairs[row] = quad == first ? products : _mm256_add_epi16(pairs[row], products);
+                    asm("" : "+x"(pairs[row]));  // added in this order, not in a tree
+                }
+            }
+#pragma GCC unroll 4
+            for (int row = 0; row < ROWS; ++row) {
+                const __m256i wide = _mm256_madd_epi16(pairs[row], _mm256_set1_epi16(1));
+                sums[row].v[half] = _mm256_add_epi32(sums[row].v[half], wide);
+            }
+        }
     }
 }
 

@@ -25,9 +25,9 @@ namespace {
 
 // Most rows that are multiplied by one load of the weights. With 32 registers their totals stay in registers.
 #if defined(__AVX512F__)
-constexpr int BLOCK_ROWS = 16, ROW_UNROLL = 16, MOST_TOGETHER = 4;
+constexpr int BLOCK_ROWS = 16, ROW_UNROLL = 16, MOST_TOGETHER = 8;
 #elif defined(__AVX2__)
-constexpr int BLOCK_ROWS = 8, ROW_UNROLL = 1, MOST_TOGETHER = 4;
+constexpr int BLOCK_ROWS = 4, ROW_UNROLL = 4, MOST_TOGETHER = 4;
 #else
 constexpr int BLOCK_ROWS = 8, ROW_UNROLL = 1, MOST_TOGETHER = 1;
 #endif
@@ -39,13 +39,12 @@ constexpr int TILE_PANELS = 4, TILE_OUTPUTS = TILE_PANELS * OUTPUTS;
 // Rows of the next block, for each of which there is code of its own; the last rows may be padding.
 constexpr int block_rows(int64_t rows_left) {
     if (rows_left > 12) return BLOCK_ROWS;
-    if (rows_left > 6) return 8;
-    if (rows_left > 4) return BLOCK_ROWS == 16 ? 6 : 8;
+    if (rows_left > 4 && BLOCK_ROWS > 4) return rows_left > 6 || BLOCK_ROWS == 8 ? 8 : 6;
     return rows_left > 2 ? 4 : static_cast<int>(rows_left);
 }
 
 // Rows whose sums are interleaved, so that one does not wait for the other.
-constexpr int rows_together(int rows) { return rows % 3 == 0 ? 3 : rows < MOST_TOGETHER ? rows : MOST_TOGETHER; }
+constexpr int rows_together(int rows) { return rows < MOST_TOGETHER ? rows : MOST_TOGETHER; }
 
 // Sums of a group start so that OFFSET comes off all its weights.
 template <class Format>
@@ -66,6 +65,8 @@ void multiply(const uint8_t* record, const uint8_t* x, int64_t num_groups, float
             const uint8_t *scales = x + LAYOUT.scale(), *shifts = x + LAYOUT.shift();
             Quad weights[QUADS];
             Format::Integers::load(Format::planes(record, group), weights);
+            Outputs minimum;
+            if constexpr (Format::HAS_MINIMUM) minimum = Format::minimum(record, group);
 #pragma GCC unroll 2
             for (int split = 0; split < Format::SPLITS; ++split) {
                 const Outputs scale = Format::scale(record, group, split);
@@ -77,20 +78,18 @@ void multiply(const uint8_t* record, const uint8_t* x, int64_t num_groups, float
                     for (int i = 0; i < TOGETHER; ++i) sums[i] = first_sums<Format>(starts + (row + i) * 4);
                     const int8_t* first = integers + row * GROUP + first_quad * 4;
                     add_products<Format::BITS, SPLIT_QUADS, TOGETHER>(weights + first_quad, first, GROUP, sums);
+#pragma GCC unroll 8
                     for (int i = 0; i < TOGETHER; ++i) {
                         const Outputs both = scale * broadcast(read_float(scales + (row + i) * 4));
                         total[row + i] = fma(to_outputs(sums[i]), both, total[row + i]);
+                        if constexpr (Format::HAS_MINIMUM)
+                            total[row + i] = fma(minimum, broadcast(read_float(shifts + (row + i) * 4)), total[row + i]);
                     }
                 }
             }
-            if constexpr (Format::HAS_MINIMUM) {
-                const Outputs minimum = Format::minimum(record, group);
-#pragma GCC unroll ROW_UNROLL
-                for (int row = 0; row < ROWS; ++row)
-                    total[row] = fma(minimum, broadcast(read_float(shifts + row * 4)), total[row]);
-            }
         }
     }
+#pragma GCC unroll ROW_UNROLL
     for (int row = 0; row < ROWS; ++row) store_outputs(out + row * TILE_OUTPUTS, total[row]);
 }
 
@@ -120,6 +119,7 @@ void multiply_int8(const uint8_t* panel, const uint8_t* x, int64_t num_groups, f
             }
         }
     }
+#pragma GCC unroll ROW_UNROLL
     for (int row = 0; row < ROWS; ++row) store_outputs(out + row * TILE_OUTPUTS, total[row]);
 }
 
@@ -139,7 +139,7 @@ void for_each_block_rows(Function function) {
     function(std::integral_constant<int, 2>{});
     function(std::integral_constant<int, 4>{});
     if constexpr (block_rows(5) == 6) function(std::integral_constant<int, 6>{});
-    function(std::integral_constant<int, 8>{});
+    if constexpr (BLOCK_ROWS >= 8) function(std::integral_constant<int, 8>{});
     if constexpr (BLOCK_ROWS == 16) function(std::integral_constant<int, 16>{});
 }
 
@@ -235,6 +235,18 @@ void store_tile(const LinearInt8& a, const Block& block, int64_t first_output, i
     });
 }
 
+// Asks for the cache lines that `store_tile` will write: waiting for them then takes longer than writing.
+void prefetch_tile(const LinearInt8& a, const Block& block, int64_t first_output, int64_t end_output) {
+    const int64_t width = (end_output < a.out_features ? end_output : a.out_features) - first_output;
+    with_element(a.out_dtype, [&](auto element) {
+        constexpr int64_t LINE = 64 / sizeof(element);
+        for (int row = 0; row < block.rows; ++row) {
+            const auto* out = static_cast<decltype(element)*>(a.out) + (block.first_row + row) * a.out_stride + first_output;
+            for (int64_t i = 0; i < width; i += LINE) __builtin_prefetch(out + i, 1);
+        }
+    });
+}
+
 // All rows for the panels [first, last).
 void multiply_panels(const LinearInt8& a, const Kernel& kernel, const Blocks& blocks, const uint8_t* memory, int64_t first,
                      int64_t last) {
@@ -247,6 +259,7 @@ void multiply_panels(const LinearInt8& a, const Kernel& kernel, const Blocks& bl
             const int64_t panels = last - tile < TILE_PANELS ? last - tile : TILE_PANELS;
             for (int64_t i = begin; i < end; ++i) {
                 const Block block = blocks.at(i);
+                prefetch_tile(a, block, tile * OUTPUTS, (tile + panels) * OUTPUTS);
                 for (int64_t panel = 0; panel < panels; ++panel)
                     kernel.multiply[block.layout.rows](a.weight + (tile + panel) * kernel.panel_bytes,
                                                        memory + block.offset_bytes, groups, results + panel * OUTPUTS);
@@ -275,7 +288,7 @@ PAGEPORT_KERNEL(linear_int8, pageport::LinearInt8) {
     // A thread gets 2 µs of work at least; where there is much, it comes in smaller pieces, for whoever is free.
     const int64_t panels = (a.out_features + OUTPUTS - 1) / OUTPUTS;
     const int64_t smallest = 1 + 16384 / (a.in_features * (a.rows < BLOCK_ROWS ? a.rows + 2 : BLOCK_ROWS));
-    const int64_t pieces_per_thread = panels < 16 * smallest * num_threads() ? 1 : 4;
+    const int64_t pieces_per_thread = panels < (a.rows < BLOCK_ROWS ? 16 : 4) * smallest * num_threads() ? 1 : 4;
     const auto piece = [&](int64_t first, int64_t last) { multiply_panels(a, kernel, blocks, memory, first, last); };
     parallel_ranges(panels, smallest, piece, pieces_per_thread);
 }

@@ -1,6 +1,8 @@
 // Activations as int8, with scales and sums a product needs, in blocks of rows laid out group by group.
 #pragma once
 
+#include <limits>
+
 #include "elements.h"
 #include "panels.h"
 
@@ -26,7 +28,7 @@ inline int32_t read_integer(const uint8_t* p) {
     return n;
 }
 
-// Rounds to whole numbers, ties to even.
+// Rounds to whole numbers, ties to even; NaN becomes any.
 inline void store_int8(int8_t* p, Floats a) {
 #if defined(__AVX512F__)
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
@@ -35,19 +37,26 @@ inline void store_int8(int8_t* p, Floats a) {
     const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(n), _mm256_extracti128_si256(n, 1));
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
 #else
-    for (int i = 0; i < LANES; ++i) p[i] = static_cast<int8_t>(std::nearbyint(a.v[i]));
+    for (int i = 0; i < LANES; ++i) p[i] = a.v[i] == a.v[i] ? static_cast<int8_t>(std::nearbyint(a.v[i])) : 0;
 #endif
 }
 
-// The largest |x|; NaN if any is NaN or infinite.
-inline float largest(const Floats* x, int count) {
-    Floats most = broadcast(0.0f), poison = broadcast(0.0f);
-    for (int i = 0; i < count; ++i) {
-        most = max(most, abs(x[i]));
-        poison = fma(x[i], broadcast(0.0f), poison);
-    }
-    return reduce_max(most) + reduce_add(poison);
+// The largest |x|, which is NaN or not where an x is NaN.
+inline float largest_number(const Floats* x, int count) {
+    Floats most = abs(x[0]);
+    for (int i = 1; i < count; ++i) most = max(most, abs(x[i]));
+    return reduce_max(most);
 }
+
+// 0; NaN if any x is NaN or infinite.
+inline float poison(const Floats* x, int count) {
+    Floats sum = broadcast(0.0f);
+    for (int i = 0; i < count; ++i) sum = fma(x[i], broadcast(0.0f), sum);
+    return reduce_add(sum);
+}
+
+// The largest |x|; NaN if any is NaN or infinite.
+inline float largest(const Floats* x, int count) { return largest_number(x, count) + poison(x, count); }
 
 // One row of activations; groups whose largest value is below 1e-36 count as zeros.
 template <class Element>
@@ -60,14 +69,16 @@ public:
         for (int64_t first = 0; first < features_; first += GROUP, block += layout.bytes()) {
             Floats x[VECTORS];
             load_group(first, x);
-            const float scale = largest(x, VECTORS) * (1.0f / 127.0f);
-            int32_t sums[2];
-            quantise(x, scale, reinterpret_cast<int8_t*>(block + row * GROUP), sums);
+            float scale = largest_number(x, VECTORS) * (1.0f / 127.0f);
+            float sums[2];
+            auto* integers = reinterpret_cast<int8_t*>(block + row * GROUP);
+            const bool is_finite = layout.splits == 1 ? quantise<1>(x, scale, integers, sums) : quantise<2>(x, scale, integers, sums);
+            // Its integers do not matter then, the scale carries it.
+            if (!is_finite) scale = std::numeric_limits<float>::quiet_NaN();
             write_word(block + layout.scale() + row * 4, scale);
-            write_word(block + layout.shift() + row * 4, scale * static_cast<float>(sums[0] + sums[1]));
-            if (layout.splits == 1) sums[0] += sums[1];
+            write_word(block + layout.shift() + row * 4, scale * (layout.splits == 1 ? sums[0] : sums[0] + sums[1]));
             for (int split = 0; split < layout.splits; ++split)
-                write_word(block + layout.start(split) + row * 4, -offset * sums[split]);
+                write_word(block + layout.start(split) + row * 4, -offset * static_cast<int32_t>(sums[split]));
         }
     }
 
@@ -84,23 +95,33 @@ private:
         }
     }
 
-    // Sums of the integers of either half.
-    static void quantise(const Floats* x, float scale, int8_t* integers, int32_t* sums) {
-        sums[0] = sums[1] = 0;
-        // False for NaN too: its integers do not matter, the scale carries it.
+    // The group's integers, and the sums of its SPLITS parts; false if any x is NaN or infinite.
+    template <int SPLITS>
+    static bool quantise(const Floats* x, float scale, int8_t* integers, float* sums) {
+        for (int split = 0; split < SPLITS; ++split) sums[split] = 0.0f;
+        // False for NaN too.
         if (!(scale >= 0x1p-126f)) {
             std::memset(integers, 0, GROUP);
-            return;
+            return poison(x, VECTORS) == 0.0f;
         }
         const Floats inverse = broadcast(1.0f / scale);
-        Floats totals[2] = {broadcast(0.0f), broadcast(0.0f)};
+        Floats rounded[VECTORS];
         for (int i = 0; i < VECTORS; ++i) {
-            const Floats rounded = round_even(x[i] * inverse);
-            store_int8(integers + i * LANES, rounded);
-            totals[2 * i / VECTORS] = totals[2 * i / VECTORS] + rounded;
+            rounded[i] = round_even(x[i] * inverse);
+            store_int8(integers + i * LANES, rounded[i]);
         }
-        sums[0] = static_cast<int32_t>(reduce_add(totals[0]));
-        sums[1] = static_cast<int32_t>(reduce_add(totals[1]));
+        bool is_finite = true;
+        for (int split = 0; split < SPLITS; ++split) {
+            Floats total = rounded[split * VECTORS / SPLITS];
+            for (int i = split * VECTORS / SPLITS + 1; i < (split + 1) * VECTORS / SPLITS; ++i) total = total + rounded[i];
+            sums[split] = reduce_add(total);
+            // An infinite x has a scale that is infinite, and an inverse of 0: it is NaN here.
+            if (!(sums[split] == sums[split])) {
+                sums[split] = 0.0f;
+                is_finite = false;
+            }
+        }
+        return is_finite;
     }
 
     const Element* x_;
