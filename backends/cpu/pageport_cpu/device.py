@@ -1,19 +1,26 @@
 """``CpuDevice``: the plain-torch reference, with this machine's memory and dtypes."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from pageport.backend import Capabilities, Memory
+from pageport.backend import Capabilities, KVSpec, Memory
 from pageport.backend.device import Device
+from pageport.backend.reference.kv import ReferenceKVPool
 from pageport_cpu.memory import read_memory, return_freed_memory
 
 
 class CpuDevice(Device):
     """All processors of this machine."""
 
-    def __init__(self, threads: int | None = None) -> None:
-        """Set torch's thread count for this process if ``threads`` is given."""
+    def __init__(self, threads: int | None = None, *, eager_cache: bool = False) -> None:
+        """Set torch's thread count for this process if ``threads`` is given.
+
+        Args:
+            eager_cache: take all memory of a KV cache from the system when it is allocated.
+        """
+        self._eager_cache = eager_cache
         if threads is not None:
             torch.set_num_threads(threads)
         self._capabilities = Capabilities(
@@ -33,6 +40,14 @@ class CpuDevice(Device):
     @property
     def torch_device(self) -> torch.device:
         return torch.device("cpu")
+
+    def allocate_kv(self, spec: KVSpec, num_blocks: int) -> Any:
+        pool: ReferenceKVPool = super().allocate_kv(spec, num_blocks)
+        if self._eager_cache:
+            for tensor in (pool.key, pool.value, pool.key_scale, pool.value_scale):
+                if tensor is not None:
+                    tensor.zero_()
+        return pool
 
     def memory(self) -> Memory:
         return read_memory()

@@ -45,8 +45,10 @@ class NativeCpuDevice(CpuDevice):
     whatever else is in the batch and however many threads there are.
     """
 
-    def __init__(self, library: Library, threads: int) -> None:
-        super().__init__(threads=1)  # torch's own pool would fight with the kernels' for the processors
+    def __init__(self, library: Library, threads: int, *, eager_cache: bool = False) -> None:
+        super().__init__(
+            threads=1, eager_cache=eager_cache
+        )  # torch's own pool would fight with the kernels' for the processors
         self._library = library
         self._weight_memory = WeightMemory()
         library.set_num_threads(threads)
@@ -106,7 +108,10 @@ class NativeCpuDevice(CpuDevice):
     def allocate_kv(self, spec: KVSpec, num_blocks: int) -> kv_pool.CpuKVPool:
         check_kv(self.capabilities, spec)
         check_memory(spec, num_blocks, self.memory())
-        return kv_pool.allocate_kv(spec, num_blocks)
+        pool = kv_pool.allocate_kv(spec, num_blocks)
+        if self._eager_cache:
+            pool.memory.zero_()
+        return pool
 
     def free_kv(self, pool: kv_pool.CpuKVPool) -> None:
         kv_pool.free_kv(pool)

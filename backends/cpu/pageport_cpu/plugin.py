@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from pageport.backend.device import Device
 
 
+KNOWN_OPTIONS = ("threads", "kernels", "cache")
+
+
 class CpuBackend(Backend):
     """The machine's own processors, as one device."""
 
@@ -36,18 +39,24 @@ class CpuBackend(Backend):
 
         Args:
             options: ``threads``: how many threads compute; default: one a physical core. ``kernels``: an
-                instruction set to use, or none for torch's operations; default: the best there is.
+                instruction set to use, or none for torch's operations; default: the best there is. ``cache``: lazy
+                (the default) takes the KV cache's memory from the system as it fills, eager all of it at the start,
+                so that no request waits for it.
         """
         if ordinal != 0:
             raise BackendUnavailable(f"There is no CPU device {ordinal}: all processors together are device 0.")
-        unknown = sorted(set(options) - {"threads", "kernels"})
+        unknown = sorted(set(options) - {*KNOWN_OPTIONS})
         if unknown:
-            raise ConfigurationError(f"Unknown option {unknown[0]!r} of the cpu backend. Known: threads, kernels.")
+            known = ", ".join(KNOWN_OPTIONS)
+            raise ConfigurationError(f"Unknown option {unknown[0]!r} of the cpu backend. Known: {known}.")
         threads = _threads(options.get("threads"))
+        cache = options.get("cache", "lazy")
+        if cache not in ("lazy", "eager"):
+            raise ConfigurationError(f"cache is {cache!r}; give lazy or eager.")
         # Here, because plugins are imported before anyone asks for a device.
         from pageport_cpu.open_device import open_device
 
-        return open_device(threads, _kernels(options.get("kernels", "auto")))
+        return open_device(threads, _kernels(options.get("kernels", "auto")), eager_cache=cache == "eager")
 
 
 @hookimpl

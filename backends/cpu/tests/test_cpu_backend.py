@@ -1,5 +1,6 @@
 """The CPU backend: probe, options, capabilities and memory under control groups."""
 
+import os
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -8,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from pageport.backend import KVSpec
 from pageport.backend.discovery import discover, select
 from pageport.backend.op_table import compile_ops
+from pageport.backend.reference.kv import bytes_per_block
 from pageport.errors import BackendError, BackendUnavailable, ConfigurationError
 from pageport_cpu.device import CpuDevice, multiplies_bfloat16
 from pageport_cpu.instruction_sets import available_sets
@@ -50,6 +53,7 @@ def test_only_device_zero_exists():
         ({"treads": "2"}, "Unknown option 'treads' of the cpu backend. Known: threads"),
         ({"threads": "0"}, "threads is '0'; give a whole number of at least 1"),
         ({"threads": "two"}, "threads is 'two'"),
+        ({"cache": "small"}, "cache is 'small'; give lazy or eager"),
         ({"kernels": "sse9"}, "kernels is 'sse9'; this machine takes auto, none, .*portable"),
     ],
 )
@@ -65,6 +69,24 @@ def test_threads_option_sets_torch_threads():
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "none"])
+@pytest.mark.parametrize("cache", ["lazy", "eager"])
+def test_cache_option_says_when_memory_is_taken(kernels, cache):
+    spec = KVSpec(num_layers=2, num_kv_heads=2, head_size=64, value_head_size=64, block_size=16, dtype="bfloat16")
+    num_blocks = 64 * 2**20 // bytes_per_block(spec)
+    device = CpuBackend().open(0, {"kernels": kernels, "cache": cache})
+    before = resident_bytes()
+    pool = device.allocate_kv(spec, num_blocks)
+    taken = resident_bytes() - before
+    device.free_kv(pool)
+    assert taken > 60 * 2**20 if cache == "eager" else taken < 8 * 2**20
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_device_may_be_closed_twice():

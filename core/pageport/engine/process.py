@@ -4,6 +4,7 @@ A thread reads commands; the main thread steps. When the API process disappears,
 pipe closes, whatever this process is doing.
 """
 
+import gc
 import logging
 import os
 import queue
@@ -68,6 +69,8 @@ def _serve(channel: Channel, commands: "queue.SimpleQueue[object]", start: Start
 
     built = build_engine(start.config, _progress(channel))
     engine = built.engine
+    # What was made until now stays: the garbage collector need not look at it again while requests run.
+    gc.freeze()
     channel.send(Ready(built.info))
     try:
         while True:

@@ -93,7 +93,7 @@ void multiply(const uint8_t* record, const uint8_t* x, int64_t num_groups, float
     for (int row = 0; row < ROWS; ++row) store_outputs(out + row * TILE_OUTPUTS, total[row]);
 }
 
-// The same with weights that have one scale an output.
+// The same with weights that have one scale an output, which multiplies the whole sum.
 template <int ROWS>
 void multiply_int8(const uint8_t* panel, const uint8_t* x, int64_t num_groups, float* out) {
     using Format = FormatInt8;
@@ -101,7 +101,6 @@ void multiply_int8(const uint8_t* panel, const uint8_t* x, int64_t num_groups, f
     constexpr int TOGETHER = rows_together(ROWS);
     Outputs total[ROWS];
     for (Outputs& t : total) t = zero_outputs();
-    const Outputs scale = load_outputs(reinterpret_cast<const float*>(panel));
     const uint8_t* record = panel + Format::PANEL_HEADER_BYTES;
     for (int64_t group = 0; group < num_groups; ++group, record += Format::RECORD_BYTES, x += LAYOUT.bytes()) {
         const auto* integers = reinterpret_cast<const int8_t*>(x);
@@ -113,14 +112,14 @@ void multiply_int8(const uint8_t* panel, const uint8_t* x, int64_t num_groups, f
             Sums sums[TOGETHER];
             for (int i = 0; i < TOGETHER; ++i) sums[i] = first_sums<Format>(starts + (row + i) * 4);
             add_products<Format::BITS, QUADS, TOGETHER>(weights, integers + row * GROUP, GROUP, sums);
-            for (int i = 0; i < TOGETHER; ++i) {
-                const Outputs both = scale * broadcast(read_float(scales + (row + i) * 4));
-                total[row + i] = fma(to_outputs(sums[i]), both, total[row + i]);
-            }
+#pragma GCC unroll 8
+            for (int i = 0; i < TOGETHER; ++i)
+                total[row + i] = fma(to_outputs(sums[i]), broadcast(read_float(scales + (row + i) * 4)), total[row + i]);
         }
     }
+    const Outputs scale = load_outputs(reinterpret_cast<const float*>(panel));
 #pragma GCC unroll ROW_UNROLL
-    for (int row = 0; row < ROWS; ++row) store_outputs(out + row * TILE_OUTPUTS, total[row]);
+    for (int row = 0; row < ROWS; ++row) store_outputs(out + row * TILE_OUTPUTS, total[row] * scale);
 }
 
 using Multiply = void (*)(const uint8_t*, const uint8_t*, int64_t, float*);

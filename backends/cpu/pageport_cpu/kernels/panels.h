@@ -265,7 +265,7 @@ struct FormatQ6K : Format<6, 32, false, 8, 2> {
     }
 };
 
-// One float32 scale an output, in front of the panel; activations have one scale a row.
+// One float32 scale an output, in front of the panel.
 struct FormatInt8 : Format<8, 128, false, 1> {
     static constexpr int RECORD_BYTES = Integers::BYTES;
     static constexpr int PANEL_HEADER_BYTES = 4 * OUTPUTS;

@@ -64,26 +64,32 @@ class RowQuantiser {
 public:
     RowQuantiser(const Element* x, int64_t features) : x_(x), features_(features) {}
 
-    // Fills in a row of a block: a scale a group, and sums that start so that `offset` comes off all weights.
+    // Fills in a row of a block: integers, scales, and sums that start so that `offset` comes off all weights.
     void fill(uint8_t* block, int row, RowsLayout layout, int offset) const {
-        for (int64_t first = 0; first < features_; first += GROUP, block += layout.bytes()) {
-            Floats x[VECTORS];
-            load_group(first, x);
-            float scale = largest_number(x, VECTORS) * (1.0f / 127.0f);
-            float sums[2];
-            auto* integers = reinterpret_cast<int8_t*>(block + row * GROUP);
-            const bool is_finite = layout.splits == 1 ? quantise<1>(x, scale, integers, sums) : quantise<2>(x, scale, integers, sums);
-            // Its integers do not matter then, the scale carries it.
-            if (!is_finite) scale = std::numeric_limits<float>::quiet_NaN();
-            write_word(block + layout.scale() + row * 4, scale);
-            write_word(block + layout.shift() + row * 4, scale * (layout.splits == 1 ? sums[0] : sums[0] + sums[1]));
-            for (int split = 0; split < layout.splits; ++split)
-                write_word(block + layout.start(split) + row * 4, -offset * static_cast<int32_t>(sums[split]));
-        }
+        if (layout.splits == 1) fill_groups<1>(block, row, layout, offset);
+        else fill_groups<2>(block, row, layout, offset);
     }
 
 private:
     static constexpr int VECTORS = GROUP / LANES;
+
+    template <int SPLITS>
+    void fill_groups(uint8_t* block, int row, RowsLayout layout, int offset) const {
+        for (int64_t first = 0; first < features_; first += GROUP, block += layout.bytes()) {
+            Floats x[VECTORS];
+            load_group(first, x);
+            float scale = largest_number(x, VECTORS) * (1.0f / 127.0f), sums[SPLITS], sum = 0.0f;
+            // Integers of what is not finite do not matter: the scale carries it.
+            if (!quantise<SPLITS>(x, scale, reinterpret_cast<int8_t*>(block + row * GROUP), sums))
+                scale = std::numeric_limits<float>::quiet_NaN();
+            for (int split = 0; split < SPLITS; ++split) {
+                sum += sums[split];
+                write_word(block + layout.start(split) + row * 4, -offset * static_cast<int32_t>(sums[split]));
+            }
+            write_word(block + layout.scale() + row * 4, scale);
+            write_word(block + layout.shift() + row * 4, scale * sum);
+        }
+    }
 
     void load_group(int64_t first, Floats* x) const {
         for (int i = 0; i < VECTORS; ++i) {
@@ -95,13 +101,14 @@ private:
         }
     }
 
-    // The group's integers, and the sums of its SPLITS parts; false if any x is NaN or infinite.
+    // Integers, and the sums of SPLITS parts of them; false if any x is NaN or infinite.
     template <int SPLITS>
     static bool quantise(const Floats* x, float scale, int8_t* integers, float* sums) {
-        for (int split = 0; split < SPLITS; ++split) sums[split] = 0.0f;
+        constexpr int PART = VECTORS / SPLITS;
         // False for NaN too.
         if (!(scale >= 0x1p-126f)) {
             std::memset(integers, 0, GROUP);
+            for (int split = 0; split < SPLITS; ++split) sums[split] = 0.0f;
             return poison(x, VECTORS) == 0.0f;
         }
         const Floats inverse = broadcast(1.0f / scale);
@@ -112,14 +119,13 @@ private:
         }
         bool is_finite = true;
         for (int split = 0; split < SPLITS; ++split) {
-            Floats total = rounded[split * VECTORS / SPLITS];
-            for (int i = split * VECTORS / SPLITS + 1; i < (split + 1) * VECTORS / SPLITS; ++i) total = total + rounded[i];
+            Floats total = rounded[split * PART];
+            for (int i = 1; i < PART; ++i) total = total + rounded[split * PART + i];
             sums[split] = reduce_add(total);
-            // An infinite x has a scale that is infinite, and an inverse of 0: it is NaN here.
-            if (!(sums[split] == sums[split])) {
-                sums[split] = 0.0f;
-                is_finite = false;
-            }
+            // An infinite x has an infinite scale, whose inverse is 0: their product is NaN.
+            if (sums[split] == sums[split]) continue;
+            sums[split] = 0.0f;
+            is_finite = false;
         }
         return is_finite;
     }
