@@ -15,8 +15,8 @@ from typing import Any
 from runner import Generate, Server, Timing, TokenClock, run, runner_parser
 from workloads import Request
 
-# What the workloads need: 64 sequences at once that hold 26 thousand tokens; blocks are of 16. Like other engines' caches
-# this one takes its memory while loading.
+# What the workloads need: 64 sequences at once that hold 26 thousand tokens; blocks are of 16. Like the caches of other
+# engines, this one takes its memory while loading.
 DEFAULTS: dict[str, Any] = {"max_num_seqs": 64, "num_kv_blocks": 2304, "backend_options": ["cache=eager"]}
 
 

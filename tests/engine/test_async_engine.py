@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pageport.config import EngineConfig
-from pageport.engine.async_engine import AsyncEngine
+from pageport.engine.async_engine import FIRST_RESTART_DELAY_S, AsyncEngine
 from pageport.errors import EngineDead, EngineOverloaded, ModelNotFound, PageportError, RequestTooLong
 from pageport.sampling.params import SamplingParams
 
@@ -109,6 +109,56 @@ def test_a_killed_engine_ends_streams_with_one_sentence(tiny_llama: Path) -> Non
             engine.prepare("x", GREEDY, request_id="b")
 
     with_engine(tiny_llama, test)
+
+
+def test_a_killed_engine_is_started_again_after_ever_longer_delays(tiny_llama: Path) -> None:
+    async def test() -> None:
+        engine = await AsyncEngine.start(EngineConfig.from_flat(model=str(tiny_llama), num_kv_blocks=64), restarts=True)
+        before, delays = await text_of(engine, "x", GREEDY, "before"), []
+        for number in range(2):
+            delays.append(engine._restart_delay_s)
+            stream = engine.generate("Hello", LONG, request_id=f"broken {number}")
+            await anext(stream)
+            engine._process.kill()
+            with pytest.raises(EngineDead, match="killed by signal 9"):
+                async for _ in stream:
+                    pass
+            with pytest.raises(EngineDead):
+                engine.prepare("x", GREEDY, request_id="meanwhile")
+            await until(lambda: engine.error is None, 60)
+            assert await text_of(engine, "x", GREEDY, f"after {number}") == before
+        assert delays[1] == 2 * delays[0]
+        await engine.close()
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("longest_step_s", "silence_s", "is_stalled"),
+    [(None, 50, False), (None, 70, True), (0.1, 7, False), (0.1, 9, True), (6.0, 20, False), (6.0, 30, True)],
+)
+def test_an_engine_stalls_when_it_is_silent_for_longer_than_its_steps_take(
+    longest_step_s: float | None, silence_s: float, is_stalled: bool
+) -> None:
+    engine = AsyncEngine(EngineConfig.from_flat(model="none"))
+    engine._longest_step_s = longest_step_s
+    engine._last_progress = time.monotonic() - silence_s
+    assert not engine.is_stalled(8.0)  # idle
+    engine._streams["a"] = asyncio.Queue()
+    assert engine.is_stalled(8.0) == is_stalled
+
+
+def test_no_engine_is_started_again_once_closed(tiny_llama: Path) -> None:
+    async def test() -> None:
+        engine = await AsyncEngine.start(EngineConfig.from_flat(model=str(tiny_llama), num_kv_blocks=64), restarts=True)
+        engine._process.kill()
+        await until(lambda: engine.error is not None, 10)
+        dead = engine._process
+        await engine.close()
+        await asyncio.sleep(2 * FIRST_RESTART_DELAY_S)
+        assert engine._process is dead
+
+    asyncio.run(test())
 
 
 def test_the_engine_exits_when_its_parent_is_killed(tiny_llama: Path) -> None:

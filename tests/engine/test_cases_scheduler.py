@@ -29,6 +29,34 @@ def greedy(max_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
 
 
+@DEPTHS
+def test_a_prompt_that_arrives_while_16_requests_decode_starts_before_any_of_them_ends(
+    open_llm: OpenLLM, tiny_llama: Path, depth: int
+) -> None:
+    """It is read in pieces beside the others, none of whom misses a step for it."""
+    budget = 48
+    llm = open_llm(tiny_llama, max_model_len=256, max_num_seqs=32, max_num_batched_tokens=budget, pipeline_depth=depth)
+    random_numbers = random.Random(5)
+    prompts = [[random_numbers.randrange(250) for _ in range(20)] for _ in range(16)]
+    drive = EngineDrive(llm)
+    running = [drive.add(prompt, greedy(40)) for prompt in prompts]
+    decoding: set[str] = set()
+    while decoding < set(running):
+        decoding |= {delta.request_id for delta in drive.step()}
+    late = drive.add([random_numbers.randrange(250) for _ in range(200)], greedy(4))
+    arrived: set[str] = set()
+    steps = 0
+    while late not in arrived:
+        arrived = {delta.request_id for delta in drive.step()}
+        assert arrived >= set(running)
+        steps += 1
+    assert not any(map(drive.is_finished, running))
+    # What 16 decodes leave of the budget is the prompt's.
+    assert steps <= -(-200 // (budget - 16)) + depth
+    drive.finish(late, *running)
+    drive.require_idle()
+
+
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize("settings", [{}, {"pipeline_depth": 1, "swap_space": 0.001}])
 def test_streams_that_exceed_the_cache_many_times_all_finish(

@@ -100,8 +100,8 @@ class ScriptedEngine:
             if not is_finished:
                 self.aborted.append(request.request_id)
 
-    def seconds_without_progress(self) -> float:
-        return self.stalled_s
+    def is_stalled(self, patience_s: float) -> bool:
+        return self.stalled_s > patience_s
 
     def _script(self, request: EngineRequest) -> Iterator[list[ChoiceDelta]]:
         token_ids = [*self.tokenizer.encode(self.text), 256]

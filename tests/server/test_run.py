@@ -76,16 +76,59 @@ def test_a_signal_ends_a_server_that_still_loads(tiny_model: str) -> None:
     assert not any(child.is_running() for child in children)
 
 
-def test_a_dead_engine_is_told_to_everybody_and_ends_the_server(tiny_model: str) -> None:
-    """OPS-01 and OPS-03."""
-    server = ServerProcess(tiny_model, *OPTIONS).wait_until_ready()
+def kill_engine_in_mid_stream(server: ServerProcess) -> str:
+    """Return what the stream's client is told."""
     (child,) = psutil.Process(server.process.pid).children()
     with httpx.stream("POST", f"{server.url}/v1/completions", json=LONG, timeout=30) as response:
         lines = response.iter_lines()
         next(lines)
         child.kill()
         last = [line for line in lines if line][-1]
-    assert "signal 9" in json.loads(last.removeprefix("data: "))["error"]["message"]
+    message: str = json.loads(last.removeprefix("data: "))["error"]["message"]
+    return message
+
+
+def test_a_dead_engine_is_told_to_everybody_and_started_again(tiny_model: str) -> None:
+    """OPS-01: twice; what is asked meanwhile is told to come again, and the answers after it are those before it."""
+    server = ServerProcess(tiny_model, *OPTIONS).wait_until_ready()
+    question = {"prompt": "a", "max_tokens": 4, "temperature": 0}
+    before = httpx.post(f"{server.url}/v1/completions", json=question, timeout=30).json()["choices"]
+    for _ in range(2):
+        assert "killed by signal 9. It is started again" in kill_engine_in_mid_stream(server)
+        refused = httpx.post(f"{server.url}/v1/completions", json=question, timeout=30)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_dead")
+        assert int(refused.headers["Retry-After"]) > 0
+        assert httpx.get(f"{server.url}/health").status_code == 503
+        server.wait_until_ready()
+        assert httpx.post(f"{server.url}/v1/completions", json=question, timeout=30).json()["choices"] == before
+    stderr = server.stop()
+    assert server.process.returncode == 0, stderr
+
+
+def test_a_stopped_engine_is_seen_and_goes_on_where_it_was(tiny_model: str) -> None:
+    """OPS-03: health turns to 503 within the stall timeout, and back."""
+    server = ServerProcess(tiny_model, *OPTIONS, "--stall-timeout", "1").wait_until_ready()
+    (child,) = psutil.Process(server.process.pid).children()
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=LONG, timeout=30) as response:
+        lines = response.iter_lines()
+        next(lines)
+        child.suspend()
+        started = time.monotonic()
+        while httpx.get(f"{server.url}/health").status_code == 200:
+            assert time.monotonic() - started < 10
+            time.sleep(0.05)
+        assert httpx.get(f"{server.url}/health").json() == {"status": "stalled"}
+        child.resume()
+        last = [line for line in lines if line][-1]
+    assert last == "data: [DONE]"
+    assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
+    server.stop()
+
+
+def test_a_dead_engine_ends_a_server_that_is_not_to_restart_it(tiny_model: str) -> None:
+    """OPS-03."""
+    server = ServerProcess(tiny_model, *OPTIONS, "--no-restart-engine").wait_until_ready()
+    assert "signal 9" in kill_engine_in_mid_stream(server)
     assert httpx.get(f"{server.url}/health").json() == {"status": "dead"}
     assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"}).status_code == 503
     server.process.wait(15)

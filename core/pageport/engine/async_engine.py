@@ -31,6 +31,15 @@ logger = logging.getLogger(__name__)
 
 # How long a closing engine may take before it is killed.
 CLOSE_TIMEOUT_S = 2.0
+# What a step may take before the first one is over: nothing is known of model and machine then.
+UNKNOWN_STEP_S = 15.0
+# An engine that is silent for so many times its longest step hangs.
+STALL_STEPS = 4
+# A dead engine is started again after the first delay, and after twice the last one each time it dies again.
+FIRST_RESTART_DELAY_S = 0.5
+LONGEST_RESTART_DELAY_S = 30.0
+# One that was ready for so long has recovered: its next end is a first one.
+STABLE_AFTER_S = 60.0
 
 
 class AsyncEngine:
@@ -44,27 +53,37 @@ class AsyncEngine:
     tokenizer: Tokenizer
     chat_template: ChatTemplate
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, *, restarts: bool = False) -> None:
         self.config = config
+        self._restarts = restarts
+        self._restart_delay_s = FIRST_RESTART_DELAY_S
+        self._ready_at = 0.0
+        self._pending_restart: asyncio.TimerHandle | None = None
         self.stats = EngineStats()
         self.error: str | None = None
         self._streams: dict[str, asyncio.Queue[list[ChoiceDelta] | PageportError]] = {}
         self._last_progress = time.monotonic()
+        self._longest_step_s: float | None = None
         self._ready: asyncio.Future[EngineInfo] | None = None
         self._on_loading: Callable[[int, int], None] | None = None
         self._closing = False
         self._status = StatusLog()
 
     @classmethod
-    async def start(cls, config: EngineConfig, on_loading: Callable[[int, int], None] | None = None) -> "AsyncEngine":
+    async def start(
+        cls, config: EngineConfig, on_loading: Callable[[int, int], None] | None = None, *, restarts: bool = False
+    ) -> "AsyncEngine":
         """Start the engine process and return when it takes requests.
 
-        ``on_loading(done, total)`` hears of loaded weight matrices.
+        Args:
+            on_loading: ``on_loading(done, total)`` hears of loaded weight matrices.
+            restarts: start the process again, ever later, when it dies after this. Requests it had end with
+                ``EngineDead``, and so do new ones until it is ready; ``error`` is None again then.
 
         Raises:
             PageportError: it cannot start, in one sentence.
         """
-        engine = cls(config)
+        engine = cls(config, restarts=restarts)
         try:
             await engine._start(on_loading)
         except BaseException:
@@ -84,9 +103,16 @@ class AsyncEngine:
         home = Path(model.tokenizer) if model.tokenizer else path
         self.tokenizer = await asyncio.to_thread(load_tokenizer, home)
         self.chat_template = ChatTemplate(self.tokenizer.chat_template, self.tokenizer)
-        self.info = (await self._ready).with_end_tokens(self.tokenizer.eos_token_ids)
-        self._inputs = InputProcessor(self.tokenizer, self.info, self.config.backend.seed)
+        self._take(await self._ready)
         self._outputs = OutputProcessor(self.tokenizer)
+
+    def _take(self, info: EngineInfo) -> None:
+        """Serve with an engine that has just become ready."""
+        self.info = info.with_end_tokens(self.tokenizer.eos_token_ids)
+        self._inputs = InputProcessor(self.tokenizer, self.info, self.config.backend.seed)
+        self._ready_at = self._last_progress = time.monotonic()
+        self.stats = EngineStats()
+        self.error = None
 
     def _spawn(self, loop: asyncio.AbstractEventLoop) -> None:
         ours, theirs = socket.socketpair()
@@ -96,7 +122,7 @@ class AsyncEngine:
             )
         self._channel = Channel.from_fd(ours.detach())
         self._channel.send(Start(self.config))
-        threading.Thread(target=self._read, args=(loop,), daemon=True, name="engine-reader").start()
+        threading.Thread(target=self._read, args=(loop, self._channel), daemon=True, name="engine-reader").start()
 
     def prepare(
         self,
@@ -165,13 +191,22 @@ class AsyncEngine:
             async for deltas in stream:
                 yield deltas
 
-    def seconds_without_progress(self) -> float:
-        """Time since the engine last reported a step while requests are open; 0 while idle."""
+    def is_stalled(self, patience_s: float) -> bool:
+        """Are requests open, and has no step ended for longer than steps take?
+
+        ``patience_s`` is what any engine gets; one whose steps are long gets several of them.
+        """
+        longest_s = UNKNOWN_STEP_S if self._longest_step_s is None else self._longest_step_s
+        return self._silence_s() > max(patience_s, STALL_STEPS * longest_s)
+
+    def _silence_s(self) -> float:
         return time.monotonic() - self._last_progress if self._streams else 0.0
 
     async def close(self) -> None:
         """End the engine process; open streams end with ``EngineDead``."""
         self._closing = True
+        if self._pending_restart is not None:
+            self._pending_restart.cancel()
         if not hasattr(self, "_process"):
             return
         self._send(Close())
@@ -187,18 +222,21 @@ class AsyncEngine:
         with suppress(OSError):
             self._channel.send(command)
 
-    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _read(self, loop: asyncio.AbstractEventLoop, channel: Channel) -> None:
         """Reader thread: hand each report to the event loop until the engine is gone."""
         with suppress(RuntimeError):  # the loop may be closed before the engine is
             while True:
                 try:
-                    report = self._channel.receive()
+                    report = channel.receive()
                 except EOFError:
                     loop.call_soon_threadsafe(self._on_end)
                     return
                 loop.call_soon_threadsafe(self._on_report, report)
 
     def _on_report(self, report: object) -> None:
+        # What counted as a stall is no measure of a step.
+        if isinstance(report, StepOutputs) and not self.is_stalled(0.0):
+            self._longest_step_s = max(self._longest_step_s or 0.0, self._silence_s())
         self._last_progress = time.monotonic()
         if isinstance(report, StepOutputs):
             self._on_step(report)
@@ -206,8 +244,12 @@ class AsyncEngine:
             if self._on_loading is not None:
                 self._on_loading(report.done, report.total)
         elif isinstance(report, Ready):
-            if self._ready is not None and not self._ready.done():
+            if self._is_starting:
+                assert self._ready is not None
                 self._ready.set_result(report.info)
+            else:
+                self._take(report.info)
+                logger.info("The engine is ready again.")
         elif isinstance(report, Refused):
             if report.request_id in self._streams:
                 self._streams[report.request_id].put_nowait(report.error)
@@ -234,15 +276,40 @@ class AsyncEngine:
             return
         status = self._process.wait()
         how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
-        self._fail(f"The engine process {how}. Restart the server; its log says more.")
+        if not self._restarts or self._is_starting:
+            self._fail(f"The engine process {how}. Restart the server; its log says more.")
+            return
+        self._fail(f"The engine process {how}. It is started again; retry in a moment.")
+        self._restart_later()
+
+    def _restart_later(self) -> None:
+        if time.monotonic() - self._ready_at > STABLE_AFTER_S:
+            self._restart_delay_s = FIRST_RESTART_DELAY_S
+        loop = asyncio.get_running_loop()
+        self._pending_restart = loop.call_later(self._restart_delay_s, self._restart, loop)
+        self._restart_delay_s = min(2 * self._restart_delay_s, LONGEST_RESTART_DELAY_S)
+
+    def _restart(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._channel.close()
+        try:
+            self._spawn(loop)
+        except OSError as error:
+            logger.error("The engine process cannot be started: %s.", error)
+            self._restart_later()
+
+    @property
+    def _is_starting(self) -> bool:
+        """Is this the first start, which somebody waits for?"""
+        return self._ready is not None and not self._ready.done()
 
     def _fail(self, reason: str) -> None:
-        is_starting = self._ready is not None and not self._ready.done()
         if self.error is None:
             self.error = reason
-            if not (self._closing or is_starting):
+            if not (self._closing or self._is_starting):
                 logger.error("%s", reason)
-        if self._ready is not None and is_starting:
+        elif self._restarts and not self._closing:
+            logger.error("%s", reason)
+        if self._ready is not None and self._is_starting:
             self._ready.set_exception(PageportError(reason))
         for deltas in self._streams.values():
             deltas.put_nowait(EngineDead(self.error))

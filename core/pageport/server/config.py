@@ -27,7 +27,12 @@ class ServerConfig:
         2048, "Most choices (prompts times n) one request may ask for; more would starve everybody else."
     )
     stall_timeout: float = setting(
-        60.0, "Seconds without a finished step, while work is pending, after which /health answers 503."
+        8.0,
+        "Seconds without a finished step, while work is pending, after which /health answers 503; where steps take "
+        "longer, four times the longest one.",
+    )
+    restart_engine: bool = setting(
+        True, "Start the engine's process again when it dies, ever later; --no-restart-engine: end with it."
     )
     shutdown_timeout: float = setting(0.5, "Seconds that running requests get to finish after the signal to stop.")
     trust_request_chat_template: bool = setting(

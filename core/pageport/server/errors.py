@@ -20,7 +20,7 @@ from pageport.errors import (
 
 logger = logging.getLogger(__name__)
 
-# What a client is told to wait before it asks an overloaded server again.
+# What a client is told to wait before it asks an overloaded server, or one whose engine starts again.
 RETRY_AFTER_S = 1
 # Nobody reads this status: the client is gone. Access logs and metrics show it.
 CLIENT_CLOSED_REQUEST = 499
@@ -84,7 +84,7 @@ def error_body(error: Exception) -> dict[str, Any]:
 def error_response(error: Exception) -> JSONResponse:
     """Answer ``error`` with its status, body and headers."""
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
-    if isinstance(error, EngineOverloaded):
+    if isinstance(error, EngineOverloaded | EngineDead):
         headers["Retry-After"] = str(RETRY_AFTER_S)
     return JSONResponse(error_body(error), status_of(error), headers)
 

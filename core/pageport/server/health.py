@@ -49,6 +49,6 @@ async def version() -> Version:
 def _health(service: Service) -> Status:
     if service.engine.error is not None:
         return Status(status="dead")
-    if service.engine.seconds_without_progress() > service.config.stall_timeout:
+    if service.engine.is_stalled(service.config.stall_timeout):
         return Status(status="stalled")
     return Status(status="ok")

@@ -47,7 +47,7 @@ async def _run(engine_config: EngineConfig, config: ServerConfig, listener: sock
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     with progress_bar("Loading weights") as on_loading:
-        starting = asyncio.create_task(AsyncEngine.start(engine_config, on_loading))
+        starting = asyncio.create_task(AsyncEngine.start(engine_config, on_loading, restarts=config.restart_engine))
         try:
             # The HTTP packages are imported while the engine loads.
             make_server = await asyncio.to_thread(_import_server, config)
@@ -62,8 +62,8 @@ async def _run(engine_config: EngineConfig, config: ServerConfig, listener: sock
         for line in engine.info.summary:
             logger.info("%s", line)
         logger.info("Serving %s at %s", engine.info.model_name, _url(config, listener))
-        await _until_end(serving, engine, stop)
-        reason = engine.error
+        await _until_end(serving, engine, stop, outlives_engine=config.restart_engine)
+        reason = None if config.restart_engine else engine.error
         server.should_exit = True
         await asyncio.wait({serving}, timeout=config.shutdown_timeout)
     finally:
@@ -88,11 +88,13 @@ async def _unless_stopped(starting: "asyncio.Task[AsyncEngine]", stop: asyncio.E
     return None
 
 
-async def _until_end(serving: "asyncio.Task[None]", engine: AsyncEngine, stop: asyncio.Event) -> None:
-    """Return on the signal to stop, or some time after the engine's end."""
-    while not (stop.is_set() or serving.done()) and engine.error is None:
+async def _until_end(
+    serving: "asyncio.Task[None]", engine: AsyncEngine, stop: asyncio.Event, *, outlives_engine: bool
+) -> None:
+    """Return on the signal to stop, or some time after the end of an engine that is not started again."""
+    while not (stop.is_set() or serving.done()) and (outlives_engine or engine.error is None):
         await _wait(stop, WATCH_INTERVAL_S)
-    if engine.error is not None:
+    if engine.error is not None and not outlives_engine:
         await _wait(stop, DEAD_GRACE_S)
 
 
