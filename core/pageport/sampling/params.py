@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pageport.sampling.structured import StructuredOutput
+
 # (output token ids so far, logits float32 [vocab]) -> logits; runs on the host, in the engine's process.
 LogitsProcessor = Callable[[list[int], Any], Any]
 
@@ -38,6 +40,7 @@ class SamplingParams:
     logprobs: int | None = None  # -1: the whole vocabulary
     prompt_logprobs: int | None = None
     logits_processors: Sequence[LogitsProcessor] | None = None
+    structured: StructuredOutput | None = None  # the form the output must have
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
