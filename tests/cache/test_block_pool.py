@@ -2,7 +2,7 @@
 
 import pytest
 
-from pageport.cache.block_pool import BlockPool
+from pageport.cache.block_pool import BlockPool, BlockState
 from pageport.cache.prefix_index import PrefixIndex
 
 
@@ -46,6 +46,14 @@ def test_shared_block_is_released_with_its_last_holder() -> None:
     assert pool.num_available == 0
     pool.release([0])
     assert pool.num_available == 1
+
+
+def test_states_say_who_needs_each_block() -> None:
+    pool, index = cached_pool(4)
+    pool.share(1)
+    index.remove(2)
+    pool.release([0, 2])
+    assert list(pool.states()) == [BlockState.CACHED, BlockState.SHARED, BlockState.FREE, BlockState.USED]
 
 
 def test_block_cannot_be_released_more_often_than_it_is_held() -> None:

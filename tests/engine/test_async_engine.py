@@ -7,10 +7,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from pageport.cache.block_pool import BlockState
 from pageport.config import EngineConfig
 from pageport.engine.async_engine import FIRST_RESTART_DELAY_S, AsyncEngine
 from pageport.errors import EngineDead, EngineOverloaded, ModelNotFound, PageportError, RequestTooLong
@@ -131,6 +133,37 @@ def test_a_killed_engine_is_started_again_after_ever_longer_delays(tiny_llama: P
         await engine.close()
 
     asyncio.run(test())
+
+
+def test_the_engine_shows_what_each_block_is_used_for(tiny_llama: Path) -> None:
+    async def test(engine: AsyncEngine) -> None:
+        (unused,) = await engine.block_states()
+        assert set(unused) == {BlockState.FREE}
+        stream = engine.generate("a" * 40, replace(LONG, n=2), request_id="a")
+        for _ in range(4):
+            await anext(stream)
+        first, second = await asyncio.gather(engine.block_states(), engine.block_states())
+        assert first == second
+        assert {BlockState.SHARED, BlockState.USED} <= set(first[0])
+        await stream.aclose()
+        await until(lambda: engine.stats.kv_blocks_used == 0)
+        assert set((await engine.block_states())[0]) == {BlockState.FREE, BlockState.CACHED}
+
+    with_engine(tiny_llama, test)
+
+
+def test_who_looks_at_blocks_when_the_engine_dies_is_told(tiny_llama: Path) -> None:
+    async def test(engine: AsyncEngine) -> None:
+        os.kill(engine._process.pid, signal.SIGSTOP)
+        looking = asyncio.create_task(engine.block_states())
+        await asyncio.sleep(0.05)
+        os.kill(engine._process.pid, signal.SIGKILL)
+        with pytest.raises(EngineDead, match="signal 9"):
+            await looking
+        with pytest.raises(EngineDead, match="signal 9"):
+            await engine.block_states()
+
+    with_engine(tiny_llama, test)
 
 
 @pytest.mark.parametrize(

@@ -276,6 +276,10 @@ class BlockManager:
             waste_ratio=tuple(waste_ratio(group.device.tokens_stored, group.used_slots) for group in self._groups),
         )
 
+    def block_states(self) -> tuple[bytes, ...]:
+        """Return a ``BlockState`` for each of the device's blocks, by group."""
+        return tuple(group.device.states() for group in self._groups)
+
     def record_waste(self) -> None:
         """Add the present waste to the running average: once a step, after its commits."""
         for meter, group in zip(self._waste, self._groups, strict=True):

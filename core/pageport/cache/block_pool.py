@@ -2,8 +2,18 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from enum import IntEnum
 
 from pageport.cache.prefix_index import PrefixIndex
+
+
+class BlockState(IntEnum):
+    """Who needs a block: nobody, the prefix index, one table, several."""
+
+    FREE = 0
+    CACHED = 1
+    USED = 2
+    SHARED = 3
 
 
 class BlockPool:
@@ -93,6 +103,14 @@ class BlockPool:
         if dropped > 0:
             self.tokens_stored -= dropped
             self._tokens[block_id] = num_tokens
+
+    def states(self) -> bytes:
+        """Return a ``BlockState`` for each block."""
+        used, shared = BlockState.USED, BlockState.SHARED
+        states = bytearray(shared if count > 1 else used if count else 0 for count in self._references)
+        for block_id in self._cached:
+            states[block_id] = BlockState.CACHED
+        return bytes(states)
 
     def check(self, tables: Iterable[Iterable[int]]) -> None:
         """Prove that every block is in one state only, and held as often as it occurs in ``tables``."""

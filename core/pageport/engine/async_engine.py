@@ -13,7 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from pageport.config import EngineConfig
-from pageport.engine.channel import Abort, Add, Channel, Close, Failed, Loading, Ready, Refused, Start
+from pageport.engine.channel import (
+    Abort,
+    Add,
+    Blocks,
+    Channel,
+    Close,
+    Failed,
+    Loading,
+    Ready,
+    Refused,
+    ShowBlocks,
+    Start,
+)
 from pageport.engine.input_processor import InputProcessor
 from pageport.engine.messages import EngineInfo, EngineRequest, EngineStats, StepOutputs
 from pageport.engine.output_processor import OutputProcessor
@@ -65,6 +77,7 @@ class AsyncEngine:
         self._last_progress = time.monotonic()
         self._longest_step_s: float | None = None
         self._ready: asyncio.Future[EngineInfo] | None = None
+        self._blocks: asyncio.Future[tuple[bytes, ...]] | None = None
         self._on_loading: Callable[[int, int], None] | None = None
         self._closing = False
         self._status = StatusLog()
@@ -191,6 +204,19 @@ class AsyncEngine:
             async for deltas in stream:
                 yield deltas
 
+    async def block_states(self) -> tuple[bytes, ...]:
+        """Ask, between two steps, what each block of the cache is used for: a ``BlockState`` each, by cache group.
+
+        Raises:
+            EngineDead: nobody can tell.
+        """
+        if self.error is not None:
+            raise EngineDead(self.error)
+        if self._blocks is None:
+            self._blocks = asyncio.get_running_loop().create_future()
+            self._send(ShowBlocks())
+        return await asyncio.shield(self._blocks)
+
     def is_stalled(self, patience_s: float) -> bool:
         """Are requests open, and has no step ended for longer than steps take?
 
@@ -217,7 +243,7 @@ class AsyncEngine:
             self._process.wait()
         self._channel.close()
 
-    def _send(self, command: Add | Abort | Close) -> None:
+    def _send(self, command: Add | Abort | ShowBlocks | Close) -> None:
         # A dead engine is noticed by the reader, which tells every open stream.
         with suppress(OSError):
             self._channel.send(command)
@@ -253,6 +279,10 @@ class AsyncEngine:
         elif isinstance(report, Refused):
             if report.request_id in self._streams:
                 self._streams[report.request_id].put_nowait(report.error)
+        elif isinstance(report, Blocks):
+            blocks, self._blocks = self._blocks, None
+            if blocks is not None:
+                blocks.set_result(report.states)
         elif isinstance(report, Failed):
             self._fail(report.reason)
 
@@ -313,3 +343,7 @@ class AsyncEngine:
             self._ready.set_exception(PageportError(reason))
         for deltas in self._streams.values():
             deltas.put_nowait(EngineDead(self.error))
+        blocks, self._blocks = self._blocks, None
+        if blocks is not None:
+            blocks.set_exception(EngineDead(self.error))
+            blocks.exception()  # whoever asked may have left

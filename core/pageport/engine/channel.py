@@ -33,6 +33,11 @@ class Abort:
 
 
 @dataclass(frozen=True)
+class ShowBlocks:
+    """To the engine: tell what every block of the cache is used for."""
+
+
+@dataclass(frozen=True)
 class Close:
     """To the engine: give everything back and exit."""
 
@@ -61,14 +66,21 @@ class Refused:
 
 
 @dataclass(frozen=True)
+class Blocks:
+    """From the engine: a ``BlockState`` for each block, by cache group."""
+
+    states: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
 class Failed:
     """From the engine, last: why it cannot start or go on, in one sentence."""
 
     reason: str
 
 
-Command = Start | Add | Abort | Close
-Report = Loading | Ready | Refused | Failed | StepOutputs
+Command = Start | Add | Abort | ShowBlocks | Close
+Report = Loading | Ready | Refused | Blocks | Failed | StepOutputs
 
 
 class Channel:

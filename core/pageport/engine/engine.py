@@ -6,8 +6,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pageport.config import SchedulerConfig
+from pageport.engine.grammars import Grammars
 from pageport.engine.messages import EngineRequest, EngineStats, SequenceOutput, StepOutputs
 from pageport.engine.runner import PendingStep, Runner
+from pageport.errors import PageportError
+from pageport.sampling.grammar import Grammar
 from pageport.sampling.row import RowSampling
 from pageport.scheduling.batch import Batch, StepResult
 from pageport.scheduling.beam_search import num_candidates
@@ -32,18 +35,21 @@ class Engine:
         config: SchedulerConfig,
         *,
         pipeline_depth: int,
+        grammars: Grammars | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._config = config
         self._depth = pipeline_depth
+        self._grammars = grammars
         self._clock = clock
         self._in_flight: deque[_InFlight] = deque()
 
     @property
     def has_work(self) -> bool:
-        return bool(self._in_flight) or self._scheduler.has_work
+        is_compiled = self._grammars is not None and self._grammars.has_compiled
+        return is_compiled or bool(self._in_flight) or self._scheduler.has_work
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request.
@@ -93,6 +99,10 @@ class Engine:
     def stats(self) -> EngineStats:
         """Counters and gauges of this moment."""
         return self._scheduler.stats()
+
+    def block_states(self) -> tuple[bytes, ...]:
+        """Return a ``BlockState`` for each of the device's blocks, by cache group."""
+        return self._scheduler.block_states()
 
     def check(self) -> None:
         """Assert every accounting identity; for tests."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from pageport.errors import PageportError
 from pageport.sampling.beam import BeamSearchParams
 from pageport.sampling.params import SamplingParams
 from pageport.scheduling.batch import TokenLogprobs
@@ -64,10 +65,11 @@ EngineStats = SchedulerStats
 
 @dataclass(slots=True, kw_only=True)
 class StepOutputs:
-    """The one message a step sends to its client."""
+    """The one message a step sends to its client; ``refused`` tells by request why it will not run."""
 
     outputs: list[SequenceOutput]
     stats: EngineStats
+    refused: Mapping[str, PageportError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

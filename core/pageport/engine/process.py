@@ -14,7 +14,19 @@ import threading
 import time
 from collections.abc import Callable
 
-from pageport.engine.channel import Abort, Add, Channel, Close, Failed, Loading, Ready, Refused, Start
+from pageport.engine.channel import (
+    Abort,
+    Add,
+    Blocks,
+    Channel,
+    Close,
+    Failed,
+    Loading,
+    Ready,
+    Refused,
+    ShowBlocks,
+    Start,
+)
 from pageport.engine.environment import prepare_environment
 from pageport.engine.log import open_log
 from pageport.errors import PageportError
@@ -83,6 +95,8 @@ def _serve(channel: Channel, commands: "queue.SimpleQueue[object]", start: Start
                         engine.add(command.request)
                     except PageportError as error:
                         channel.send(Refused(command.request.request_id, error))
+                elif isinstance(command, ShowBlocks):
+                    channel.send(Blocks(engine.block_states()))
                 elif isinstance(command, Abort):
                     engine.abort(command.request_id, command.index, command.reason)
                     break  # its effect on the counters is told even when nothing is left to run

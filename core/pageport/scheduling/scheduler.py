@@ -158,6 +158,10 @@ class Scheduler:
             finished_total=dict(roster.stats.finished_total),
         )
 
+    def block_states(self) -> tuple[bytes, ...]:
+        """Return what ``BlockManager.block_states`` does."""
+        return self._blocks.block_states()
+
     def check(self) -> None:
         """Prove that blocks, rows and places of sequences agree; for tests."""
         self._roster.check()

@@ -93,7 +93,7 @@ void multiply(const uint8_t* record, const uint8_t* x, int64_t num_groups, float
     for (int row = 0; row < ROWS; ++row) store_outputs(out + row * TILE_OUTPUTS, total[row]);
 }
 
-// The same with weights that have one scale an output, which multiplies the whole sum.
+// The same with weights that have one scale an output, which multiplies the whole sum, as does the factor of a row.
 template <int ROWS>
 void multiply_int8(const uint8_t* panel, const uint8_t* x, int64_t num_groups, float* out) {
     using Format = FormatInt8;
@@ -101,7 +101,7 @@ void multiply_int8(const uint8_t* panel, const uint8_t* x, int64_t num_groups, f
     constexpr int TOGETHER = rows_together(ROWS);
     Outputs total[ROWS];
     for (Outputs& t : total) t = zero_outputs();
-    const uint8_t* record = panel + Format::PANEL_HEADER_BYTES;
+    const uint8_t *record = panel + Format::PANEL_HEADER_BYTES, *factors = x + LAYOUT.shift();
     for (int64_t group = 0; group < num_groups; ++group, record += Format::RECORD_BYTES, x += LAYOUT.bytes()) {
         const auto* integers = reinterpret_cast<const int8_t*>(x);
         const uint8_t *scales = x + LAYOUT.scale(), *starts = x + LAYOUT.start(0);
@@ -119,7 +119,10 @@ void multiply_int8(const uint8_t* panel, const uint8_t* x, int64_t num_groups, f
     }
     const Outputs scale = load_outputs(reinterpret_cast<const float*>(panel));
 #pragma GCC unroll ROW_UNROLL
-    for (int row = 0; row < ROWS; ++row) store_outputs(out + row * TILE_OUTPUTS, total[row] * scale);
+    for (int row = 0; row < ROWS; ++row) {
+        const Outputs both = scale * broadcast(read_float(factors + row * 4));
+        store_outputs(out + row * TILE_OUTPUTS, total[row] * both);
+    }
 }
 
 using Multiply = void (*)(const uint8_t*, const uint8_t*, int64_t, float*);
@@ -211,6 +214,7 @@ void quantise_block(const LinearInt8& a, const Kernel& kernel, const Block& bloc
             // Rows of padding repeat the last one: any numbers will do.
             const RowQuantiser<Element> quantiser(x + (row < block.rows ? row : block.rows - 1) * a.x_stride, a.in_features);
             quantiser.fill(target, row, block.layout, kernel.offset);
+            if (a.format == CHANNEL_INT8) quantiser.take_out_factor(target, row, block.layout);
         }
     });
 }

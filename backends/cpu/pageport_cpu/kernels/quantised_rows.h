@@ -70,6 +70,30 @@ public:
         else fill_groups<2>(block, row, layout, offset);
     }
 
+    // Takes a power of two out of all scales of a row that has been filled in, so that they are below 2 and sums of many
+    // products cannot overflow where the result does not. It stands in place of the first group's shift.
+    void take_out_factor(uint8_t* block, int row, RowsLayout layout) const {
+        const int64_t groups = (features_ + GROUP - 1) / GROUP;
+        uint8_t* scales = block + layout.scale() + row * 4;
+        int32_t largest = 0;
+        for (int64_t i = 0; i < groups; ++i) {
+            // Floats that are not negative are ordered as their bits are.
+            const int32_t bits = read_integer(scales + i * layout.bytes());
+            largest = bits > largest ? bits : largest;
+        }
+        const int32_t exponent = largest & 0x7f800000, one = 0x3f800000;
+        const bool is_plain = exponent > 0 && exponent < 0x7f800000;
+        float factor, inverse;
+        const int32_t factor_bits = is_plain ? exponent : one, inverse_bits = 2 * one - factor_bits;
+        std::memcpy(&factor, &factor_bits, 4);
+        std::memcpy(&inverse, &inverse_bits, 4);
+        for (int64_t i = 0; i < groups; ++i) {
+            uint8_t* scale = scales + i * layout.bytes();
+            write_word(scale, read_float(scale) * inverse);
+        }
+        write_word(block + layout.shift() + row * 4, factor);
+    }
+
 private:
     static constexpr int VECTORS = GROUP / LANES;
 
