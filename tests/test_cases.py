@@ -25,6 +25,8 @@ CASES = (
     "GGU-03", "TOK-02",
     # numerics
     "NUM-01",
+    # tools and chat
+    "TOL-01", "TOL-03", "TOL-04", "TOL-05", "TOL-07", "TPL-03", "TPL-04", "INT-03",
     # scheduler
     "SCH-01", "ABT-01", "ABT-02", "ABT-03", "REQ-02",
 )  # fmt: skip

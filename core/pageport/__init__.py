@@ -7,9 +7,18 @@ if TYPE_CHECKING:
     from pageport.engine.outputs import CompletionOutput, RequestOutput
     from pageport.sampling.beam import BeamSearchParams
     from pageport.sampling.params import SamplingParams
+    from pageport.sampling.structured import StructuredOutput
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "BeamSearchParams", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutput",
+    "__version__",
+]
 
 _HOMES = {
     "LLM": "pageport.engine.llm",
@@ -17,6 +26,7 @@ _HOMES = {
     "CompletionOutput": "pageport.engine.outputs",
     "RequestOutput": "pageport.engine.outputs",
     "SamplingParams": "pageport.sampling.params",
+    "StructuredOutput": "pageport.sampling.structured",
 }
 
 

@@ -152,6 +152,20 @@ def test_the_engine_shows_what_each_block_is_used_for(tiny_llama: Path) -> None:
     with_engine(tiny_llama, test)
 
 
+def test_cached_tokens_are_told_once_a_request(tiny_llama: Path) -> None:
+    """KVC-04: however many steps its answer takes, and however many choices it has."""
+
+    async def told(engine: AsyncEngine, request_id: str) -> list[int]:
+        stream = engine.generate("a" * 40, replace(GREEDY, n=2), request_id=request_id)
+        counts = [delta.num_cached_tokens async for deltas in stream for delta in deltas]
+        return [count for count in counts if count is not None]
+
+    async def test(engine: AsyncEngine) -> None:
+        assert [await told(engine, request_id) for request_id in "ab"] == [[0], [32]]
+
+    with_engine(tiny_llama, test)
+
+
 def test_who_looks_at_blocks_when_the_engine_dies_is_told(tiny_llama: Path) -> None:
     async def test(engine: AsyncEngine) -> None:
         os.kill(engine._process.pid, signal.SIGSTOP)

@@ -41,40 +41,20 @@ def test_no_character_of_a_stop_string_is_shown_wherever_it_is_cut(open_scripted
 
 
 @IN_EVERY_WAY
-@pytest.mark.parametrize("asked", ["plain", "format", "tools"])
+@pytest.mark.parametrize("asked", ["plain", "format", "regex", "tools"])
 def test_every_path_cuts_alike(open_scripted: OpenLLM, path: str, stream: bool, asked: str) -> None:
-    """STP-01 and STP-03: also where tools or a response format are given and nothing has to be done for them."""
+    """STP-01 and STP-03: also where tools or a response format are given, or the text must have a form."""
     tool = {"type": "function", "function": {"name": "f"}}
     more: dict[str, Any] = {
         "plain": {},
-        "format": {"response_format": {"type": "text"}} if path == PATHS[1] else {"response_format": None},
+        "format": {"response_format": {"type": "text"}},
+        "regex": {"structured_outputs": {"regex": "[a-z ]{1,40}"}},
         "tools": {"tools": [tool], "tool_choice": "none"},
     }[asked]
     server = LocalServer(open_scripted(WORDS))
     for stop in cuts((2, 9)):
         said = server.say(path, stream=stream, max_tokens=20, stop=[stop], **more)
         assert (said.text, said.finish_reason) == (TEXT.partition(stop)[0], "stop")
-
-
-MODES: dict[str, Any] = {
-    "response_format": {"type": "json_object"},
-    "structured_outputs": {"regex": "a"},
-    "guided_json": {"type": "object"},
-    "tools": [{"type": "function", "function": {"name": "f"}}],
-}
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("path", "field"), [(path, field) for path in PATHS for field in MODES if path != PATHS[0] or field != "tools"]
-)
-def test_modes_that_would_need_a_path_of_their_own_are_refused(
-    open_scripted: OpenLLM, path: str, stream: bool, field: str
-) -> None:
-    """STP-03: JSON modes and tools do not exist yet; completions have no tools at all."""
-    body = {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "stream": stream, field: MODES[field]}
-    response = LocalServer(open_scripted(WORDS)).post(path, **body)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, field)
 
 
 @IN_EVERY_WAY

@@ -9,6 +9,7 @@ import pytest
 from pageport.errors import InvalidParameter
 from pageport.sampling.beam import BeamSearchParams
 from pageport.sampling.params import SamplingParams
+from pageport.sampling.structured import StructuredOutput
 from pageport.sampling.validate import validate, validate_beam
 
 NAN, INF = float("nan"), float("inf")
@@ -40,6 +41,7 @@ IMPOSSIBLE: dict[str, list[Any]] = {
     "skip_special_tokens": [None],
     "spaces_between_special_tokens": ["yes"],
     "truncate_prompt_tokens": [0, -2, 1.0, True],
+    "structured": ["[a-z]", {"regex": "a"}, StructuredOutput(), StructuredOutput(regex="a", json_object=True)],
 }
 
 

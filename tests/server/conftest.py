@@ -74,6 +74,7 @@ class ScriptedEngine:
         self.stats = EngineStats()
         self.error: str | None = None
         self.stalled_s = 0.0
+        self.blocks = (bytes(64),)
         self.text = text
         self.fail_after = fail_after
         self.hang_after = hang_after
@@ -99,6 +100,11 @@ class ScriptedEngine:
         finally:
             if not is_finished:
                 self.aborted.append(request.request_id)
+
+    async def block_states(self) -> tuple[bytes, ...]:
+        if self.error is not None:
+            raise EngineDead(self.error)
+        return self.blocks
 
     def is_stalled(self, patience_s: float) -> bool:
         return self.stalled_s > patience_s

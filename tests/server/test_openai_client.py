@@ -231,3 +231,66 @@ def test_the_demo_model_streams_as_it_generates(smollm2: OpenAI) -> None:
     ]
     assert len(times) >= 20
     assert times[0] < times[-1] / 2
+
+
+RESPONSE = {"model": "tiny/one", "input": "hi", "temperature": 0, "max_output_tokens": 12}
+IGNORE_EOS = {"ignore_eos": True}
+
+
+def test_a_response_is_the_same_streamed(client: OpenAI) -> None:
+    whole = client.responses.create(**RESPONSE, extra_body=IGNORE_EOS)
+    told = list(client.responses.create(**RESPONSE, stream=True, extra_body=IGNORE_EOS))
+    assert (whole.status, told[0].type, told[-1].type) == ("incomplete", "response.created", "response.incomplete")
+    deltas = [event.delta for event in told if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == whole.output_text
+    assert whole.usage is not None
+    assert whole.usage.output_tokens == 12
+
+
+def test_a_response_is_streamed_through_the_client_s_helper(client: OpenAI) -> None:
+    chat = client.chat.completions.create(
+        model="tiny/one",
+        messages=[{"role": "user", "content": "hi"}],
+        temperature=0,
+        max_tokens=12,
+    )
+    with client.responses.stream(**RESPONSE) as stream:
+        snapshots = [event.snapshot for event in stream if event.type == "response.output_text.delta"]
+    assert snapshots[-1] == chat.choices[0].message.content
+
+
+def test_a_response_is_kept_continued_and_deleted(client: OpenAI) -> None:
+    first = client.responses.create(**RESPONSE, instructions="be brief")
+    assert client.responses.retrieve(first.id) == first
+    second = client.responses.create(**RESPONSE | {"input": "and?"}, previous_response_id=first.id)
+    assert second.previous_response_id == first.id
+    items = list(client.responses.input_items.list(second.id, limit=1))
+    assert [item.content[0].text for item in items if item.type == "message"] == ["and?", first.output_text, "hi"]
+    counted = client.responses.input_tokens.count(model="tiny/one", input="hi", instructions="be brief")
+    assert first.usage is not None
+    assert counted.input_tokens == first.usage.input_tokens
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+    with pytest.raises(openai.BadRequestError, match="no response"):
+        client.responses.create(**RESPONSE, previous_response_id=first.id)
+
+
+def test_a_response_that_runs_into_its_end_of_time_is_a_timeout(client: OpenAI) -> None:
+    """A tiny model says 400 tokens in far more than a hundredth of a second."""
+    asked = RESPONSE | {"max_output_tokens": 400}
+    with pytest.raises(openai.APIStatusError) as refused:
+        client.responses.create(**asked, extra_body=IGNORE_EOS | {"timeout": 0.01})
+    assert refused.value.status_code == 408
+    with pytest.raises(openai.APIStatusError) as refused:
+        client.completions.create(
+            model="tiny/one", prompt="a", max_tokens=400, extra_body=IGNORE_EOS | {"timeout": 0.01}
+        )
+    assert refused.value.status_code == 408
+
+
+def test_the_request_id_is_the_client_s(client: OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="tiny/one", messages=[{"role": "user", "content": "a"}], extra_headers={"X-Request-Id": "mine-7"}
+    )
+    assert answer._request_id == "mine-7"

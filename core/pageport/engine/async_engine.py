@@ -291,6 +291,9 @@ class AsyncEngine:
         line = self._status.line(step.stats)
         if line is not None:
             logger.info("%s", line)
+        for request_id, error in step.refused.items():
+            if request_id in self._streams:
+                self._streams[request_id].put_nowait(error)
         by_request: dict[str, list[ChoiceDelta]] = {}
         for delta in self._outputs.process(step.outputs):
             by_request.setdefault(delta.request_id, []).append(delta)

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from pageport.cache.block_manager import BlockManager
 from pageport.config import EngineConfig, ModelConfig, SchedulerConfig
 from pageport.engine.cache_plan import CachePlan, GroupNeeds, plan_cache
 from pageport.engine.engine import Engine
+from pageport.engine.grammars import Grammars
 from pageport.engine.messages import EngineInfo
 from pageport.engine.model_runner import ModelRunner
 from pageport.engine.precision import Precision, choose_precision
@@ -28,7 +30,9 @@ from pageport.models.registry import decoder_spec
 from pageport.models.resolve import resolve_model
 from pageport.models.spec import CacheGroup, DecoderSpec, cache_groups
 from pageport.models.weights import Progress, load_decoder_weights
+from pageport.sampling.grammar import Vocabulary
 from pageport.scheduling.scheduler import Scheduler
+from pageport.text.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +157,8 @@ def build_engine_on(
         max_tokens_per_step=scheduling.step_tokens,
     )
     scheduler = Scheduler(scheduling, blocks, pipeline_depth=depth, max_model_len=plan.max_model_len)
-    engine = Engine(scheduler, runner, scheduling, pipeline_depth=depth)
+    grammars = Grammars(lambda: _vocabulary(config.model, checkpoint))
+    engine = Engine(scheduler, runner, scheduling, pipeline_depth=depth, grammars=grammars)
     info = EngineInfo(
         model_name=config.model.served_model_name or config.model.model,
         architecture=spec.architecture,
@@ -221,6 +226,18 @@ def _eos_token_ids(checkpoint: Checkpoint) -> frozenset[int]:
         value: Any = source.get("eos_token_id")
         ids.update(value if isinstance(value, list) else [] if value is None else [value])
     return frozenset(ids)
+
+
+def _vocabulary(config: ModelConfig, checkpoint: Checkpoint) -> Vocabulary:
+    """Load the tokenizer that the clients of this engine have, for requests that constrain their output."""
+    home = config.tokenizer or resolve_model(config.model, config.revision, allow_pickle=config.allow_pickle)
+    tokenizer = load_tokenizer(Path(home))
+    return Vocabulary(
+        [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocab_size)],
+        special_token_ids=tokenizer.all_special_ids,
+        end_token_ids=_eos_token_ids(checkpoint) | tokenizer.eos_token_ids,
+        encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
+    )
 
 
 def _describe_steps(has_graphs: bool, replays_graphs: bool) -> str:

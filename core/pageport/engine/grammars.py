@@ -1,11 +1,11 @@
 """``Grammars``: compiles what requests want of their outputs, beside the step loop."""
 
-import contextlib
+import concurrent.futures
 import queue
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 from pageport.engine.messages import EngineRequest
@@ -23,6 +23,7 @@ MAX_SHOWN_CHARACTERS = 400
 
 class _Waiting(NamedTuple):
     request: EngineRequest
+    arrived_at: float
     grammar: "Future[Grammar]"
 
 
@@ -30,6 +31,7 @@ class Compiled(NamedTuple):
     """A request whose grammar is there, or why it is refused."""
 
     request: EngineRequest
+    arrived_at: float  # seconds, the engine's clock
     grammar: Grammar | InvalidParameter
 
 
@@ -45,7 +47,10 @@ class Grammars:
         self._known: OrderedDict[StructuredOutput, Future[Grammar]] = OrderedDict()
         self._waiting: list[_Waiting] = []
         self._workers: ThreadPoolExecutor | None = None
-        self._checkers: queue.SimpleQueue[GrammarChecker] = queue.SimpleQueue()
+        self._checkers = tuple(GrammarChecker() for _ in range(NUM_WORKERS))
+        self._idle_checkers: queue.SimpleQueue[GrammarChecker] = queue.SimpleQueue()
+        for checker in self._checkers:
+            self._idle_checkers.put(checker)
 
     @property
     def has_compiled(self) -> bool:
@@ -69,10 +74,10 @@ class Grammars:
         grammar = self._compiling(structured)
         return _result(structured, grammar) if grammar.done() else None
 
-    def wait_for(self, request: EngineRequest, structured: StructuredOutput) -> None:
+    def wait_for(self, request: EngineRequest, structured: StructuredOutput, arrived_at: float) -> None:
         """Hold ``request`` back until its grammar is compiled; ``take`` then returns it."""
         grammar = self._compiling(structured)
-        self._waiting.append(_Waiting(request, grammar))
+        self._waiting.append(_Waiting(request, arrived_at, grammar))
         grammar.add_done_callback(lambda _: self.on_compiled() if self.on_compiled is not None else None)
 
     def take(self) -> list[Compiled]:
@@ -88,16 +93,16 @@ class Grammars:
     def wait(self, timeout_s: float) -> None:
         """Sleep until something is compiled, if anything is waited for."""
         if self._waiting:
-            wait([waiting.grammar for waiting in self._waiting], timeout_s, FIRST_COMPLETED)
+            grammars = [waiting.grammar for waiting in self._waiting]
+            concurrent.futures.wait(grammars, timeout_s, concurrent.futures.FIRST_COMPLETED)
 
     def close(self) -> None:
         """End the processes."""
         if self._workers is None:
             return
         self._workers.shutdown(wait=False, cancel_futures=True)
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._checkers.get_nowait().close()
+        for checker in self._checkers:
+            checker.close()
 
     def _compiling(self, structured: StructuredOutput) -> "Future[Grammar]":
         known = self._known.get(structured)
@@ -111,16 +116,14 @@ class Grammars:
     def _pool(self) -> ThreadPoolExecutor:
         if self._workers is None:
             self._workers = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="grammars")
-            for _ in range(NUM_WORKERS):
-                self._checkers.put(GrammarChecker())
         return self._workers
 
     def _check_and_compile(self, structured: StructuredOutput) -> Grammar:
-        checker = self._checkers.get()
+        checker = self._idle_checkers.get()
         try:
             problem = checker.find_problem(structured)
         finally:
-            self._checkers.put(checker)
+            self._idle_checkers.put(checker)
         if problem:
             raise GrammarError(problem)
         with self._loading:
@@ -133,9 +136,9 @@ def _compiled(waiting: _Waiting) -> Compiled:
     structured = waiting.request.sampling.structured
     assert structured is not None
     try:
-        return Compiled(waiting.request, _result(structured, waiting.grammar))
+        return Compiled(waiting.request, waiting.arrived_at, _result(structured, waiting.grammar))
     except InvalidParameter as error:
-        return Compiled(waiting.request, error)
+        return Compiled(waiting.request, waiting.arrived_at, error)
 
 
 def _result(structured: StructuredOutput, grammar: "Future[Grammar]") -> Grammar:

@@ -92,6 +92,7 @@ class InputProcessor:
         else:
             sampling = params
         validate(sampling, self._vocab_size)
+        self._check_structured(sampling)
         self._check_caps(sampling, beam)
         read = self._read(prompt, add_special_tokens)
         token_ids = self._truncate(read.token_ids, sampling)
@@ -129,6 +130,20 @@ class InputProcessor:
             for name in ("stop", "bad_words"):
                 if getattr(params, name):
                     raise InvalidParameter(f"{name} needs a tokenizer, and this model has none. Leave it out.", name)
+
+    def _check_structured(self, params: SamplingParams) -> None:
+        if params.structured is None:
+            return
+        name = params.structured.parameter
+        if self._tokenizer is None or not self._tokenizer.is_bytewise:
+            raise InvalidParameter(
+                f"{name} needs a tokenizer whose tokens are bytes of the text, and this model has none. Leave it out.",
+                name,
+            )
+        if not self._info.eos_token_ids:
+            raise InvalidParameter(
+                f"{name} needs a token that ends the output, and this model has none. Leave it out.", name
+            )
 
     def _check_logprobs(self, name: str, wanted: int | None) -> None:
         if wanted is None or self._max_logprobs == -1 or 0 <= wanted <= self._max_logprobs:
@@ -230,7 +245,9 @@ class InputProcessor:
 
     def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
         explicit = frozenset(int(token_id) for token_id in params.stop_token_ids or ())
-        return explicit if params.ignore_eos else explicit | self._info.eos_token_ids
+        # An output that has to have a form ends when it is complete.
+        is_endless = params.ignore_eos and params.structured is None
+        return explicit if is_endless else explicit | self._info.eos_token_ids
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Encode each word as it stands at the beginning of a text, and after a space."""

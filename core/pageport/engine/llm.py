@@ -119,7 +119,9 @@ class LLM:
         """Complete one prompt and yield what is new after every step; leaving the loop aborts it."""
         request_id = str(next(self._ids))
         params = sampling_params or self.get_default_sampling_params()
-        self._add(self._inputs.process(prompt, params, request_id=request_id), prompt)
+        request = self._inputs.process(prompt, params, request_id=request_id)
+        self._check_grammars([request])
+        self._add(request, prompt)
         try:
             while not self._outputs.is_finished(request_id):
                 yield from self._step()
@@ -162,6 +164,7 @@ class LLM:
             self._inputs.process(prompt, p, request_id=str(next(self._ids)), priority=level)
             for prompt, p, level in zip(prompts, params, priorities, strict=True)
         ]
+        self._check_grammars(requests)
         ids = [request.request_id for request in requests]
         try:
             for request, prompt in zip(requests, prompts, strict=True):
@@ -180,8 +183,17 @@ class LLM:
         self._outputs.add(request, _text(prompt))
         self._engine.add(request)
 
+    def _check_grammars(self, requests: Sequence[EngineRequest]) -> None:
+        """Compile what the requests want of their outputs, before any of them runs."""
+        for structured in dict.fromkeys(request.sampling.structured for request in requests):
+            if structured is not None:
+                self._engine.compile(structured)
+
     def _step(self) -> list[ChoiceDelta]:
-        deltas = self._outputs.process(self._engine.step().outputs)
+        step = self._engine.step()
+        for error in step.refused.values():
+            raise error
+        deltas = self._outputs.process(step.outputs)
         for request_id, index in self._outputs.take_aborts():
             self._engine.abort(request_id, index, FinishReason.STOP)
         return deltas

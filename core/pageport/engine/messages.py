@@ -15,7 +15,8 @@ class EngineRequest:
     """A checked request in tokens; text is the client's business.
 
     ``bad_words_token_ids`` are the encodings of ``sampling.bad_words``. ``stop_token_ids`` already holds the model's
-    end tokens unless ``ignore_eos``. ``seed`` is always set: the client draws one when the user gave none.
+    end tokens, unless ``ignore_eos`` is set and the output may have any form. ``seed`` is always set: the client draws
+    one when the user gave none.
     ``hides_logprobs``: ``sampling.logprobs`` is set only to rank best_of samples, and the user does not see them.
     """
 

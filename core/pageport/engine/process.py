@@ -37,6 +37,10 @@ logger = logging.getLogger("pageport.engine")
 PROGRESS_INTERVAL_S = 0.1
 
 
+class _Compiled:
+    """Wakes the main thread: a grammar that a request waits for is there."""
+
+
 class _CommandReader(threading.Thread):
     """Moves commands from the channel to a queue, and ends the process with its parent."""
 
@@ -83,6 +87,7 @@ def _serve(channel: Channel, commands: "queue.SimpleQueue[object]", start: Start
     engine = built.engine
     # What was made until now stays: the garbage collector need not look at it again while requests run.
     gc.freeze()
+    engine.when_compiled(lambda: commands.put(_Compiled()))
     channel.send(Ready(built.info))
     try:
         while True:

@@ -188,6 +188,7 @@ class RequestState:
         if choice.is_finished:
             return []
         delta = choice.take(output)
+        is_first = self._num_cached_tokens is None
         if output.num_cached_tokens is not None:
             self._num_cached_tokens = output.num_cached_tokens
         if output.prompt_logprobs is not None:
@@ -196,7 +197,7 @@ class RequestState:
             ]
         if not self._is_held:
             if output.index == 0:
-                delta.num_cached_tokens = output.num_cached_tokens
+                delta.num_cached_tokens = output.num_cached_tokens if is_first else None
                 delta.prompt_logprobs = None if output.prompt_logprobs is None else self._prompt_logprobs
             return [delta]
         return self._best() if self.is_finished else []

@@ -7,13 +7,18 @@ import torch
 from jaxtyping import Float32, Int32, Int64
 from torch import Tensor
 
+from pageport.sampling.grammar import GrammarError
 from pageport.sampling.params import LogitsProcessor
 from pageport.sampling.row import RowSampling
 
 _MASKED = float("-inf")
 
 
-class LogitsProcessorError(Exception):
+class EditError(Exception):
+    """What a request asked of its logits cannot be done; says why."""
+
+
+class LogitsProcessorError(EditError):
     """A request's own logits processor raised or returned something else than logits."""
 
 
@@ -25,13 +30,17 @@ class _BadWords(NamedTuple):
 
 
 class RowEdits:
-    """Allowed tokens, bad words, min_tokens, logit bias and logits processors of one row, in this order.
+    """Grammar, allowed tokens, bad words, min_tokens, logit bias and logits processors of one row, in this order.
 
-    Token ids the model does not have are ignored: they are never sampled anyway.
+    An output that is complete by its grammar ends, whatever allowed tokens, bad words and min_tokens say. Token ids the
+    model does not have are ignored: they are never sampled anyway.
     """
 
     def __init__(self, sampling: RowSampling, vocab_size: int, device: torch.device) -> None:
         params = sampling.params
+        self._vocab_size = vocab_size
+        self._matcher = None if sampling.grammar is None else sampling.grammar.matcher()
+        self._ignores_eos = params.ignore_eos
 
         def known(token_ids: Iterable[int]) -> Int64[Tensor, "known"]:
             return torch.tensor([i for i in token_ids if i < vocab_size], dtype=torch.int64, device=device)
@@ -54,7 +63,8 @@ class RowEdits:
         """Does this request edit logits at all?"""
         params = sampling.params
         return (
-            params.allowed_token_ids is not None
+            sampling.grammar is not None
+            or params.allowed_token_ids is not None
             or bool(sampling.bad_words_token_ids)
             or (params.min_tokens > 0 and bool(sampling.stop_token_ids))
             or bool(params.logit_bias)
@@ -65,8 +75,30 @@ class RowEdits:
         """Edit ``logits`` in place, given the tokens generated so far.
 
         Raises:
-            LogitsProcessorError: with the reason; ``logits`` then lack the edits of that processor and the later ones.
+            EditError: with the reason; ``logits`` then lack that edit and the later ones.
         """
+        if not self._follow_grammar(logits, output_token_ids):
+            self._mask_tokens(logits, output_token_ids)
+        if self._bias_ids.numel():
+            logits.index_add_(0, self._bias_ids, self._bias)
+        for processor in self._processors:
+            logits.copy_(_processed(processor, logits, output_token_ids))
+
+    def _follow_grammar(self, logits: Tensor, output_token_ids: Tensor) -> bool:
+        """Mask what the grammar forbids, if there is one; return whether the output is complete."""
+        if self._matcher is None:
+            return False
+        length = output_token_ids.shape[0]
+        try:
+            self._matcher.advance(output_token_ids[self._matcher.num_consumed :].tolist())
+            may_end = length >= self._min_tokens and not self._ignores_eos
+            mask = self._matcher.allowed(self._vocab_size, may_end=may_end)
+        except GrammarError as error:
+            raise EditError(f"The structured output cannot go on: {error}.") from error
+        logits.masked_fill_(torch.from_numpy(~mask).to(logits.device), _MASKED)
+        return self._matcher.is_complete(mask)
+
+    def _mask_tokens(self, logits: Tensor, output_token_ids: Tensor) -> None:
         if self._allowed is not None:
             allowed = logits[self._allowed]
             logits.fill_(_MASKED)
@@ -74,10 +106,6 @@ class RowEdits:
         self._mask_bad_words(logits, output_token_ids)
         if output_token_ids.shape[0] < self._min_tokens:
             logits.index_fill_(0, self._stop_token_ids, _MASKED)
-        if self._bias_ids.numel():
-            logits.index_add_(0, self._bias_ids, self._bias)
-        for processor in self._processors:
-            logits.copy_(_processed(processor, logits, output_token_ids))
 
     def _mask_bad_words(self, logits: Tensor, output_token_ids: Tensor) -> None:
         length = output_token_ids.shape[0]

@@ -14,8 +14,8 @@ LogitsProcessor = Callable[[list[int], Any], Any]
 class SamplingParams:
     """Names and meanings as in vLLM's class of this name; ranges are checked by ``validate``.
 
-    Applied in this order: allowed token ids, bad words, min_tokens, logit bias, logits processors; repetition,
-    frequency and presence penalties; then, unless greedy, temperature, min_p, top_k, top_p.
+    Applied in this order: structured output, allowed token ids, bad words, min_tokens, logit bias, logits processors;
+    repetition, frequency and presence penalties; then, unless greedy, temperature, min_p, top_k, top_p.
     """
 
     n: int = 1

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from pageport.sampling.grammar import Grammar
 from pageport.sampling.params import SamplingParams
 
 
@@ -18,3 +19,4 @@ class RowSampling:
     stop_token_ids: frozenset[int] = frozenset()  # masked until min_tokens are out
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     num_candidates: int = 0
+    grammar: Grammar | None = None  # of ``params.structured``

@@ -11,7 +11,7 @@ from torch import Tensor
 from pageport.backend.choice import Choice
 from pageport.backend.reference.choose import choose_tokens
 from pageport.sampling.batch import SamplingBatch
-from pageport.sampling.edits import LogitsProcessorError
+from pageport.sampling.edits import EditError
 from pageport.sampling.logprobs import LogprobTensors, raw_logprobs
 from pageport.sampling.penalties import apply_penalties
 
@@ -19,7 +19,10 @@ from pageport.sampling.penalties import apply_penalties
 Choose = Callable[[Tensor, SamplingBatch], Choice]
 
 _NOT_FINITE = "The model's logits are not finite numbers. Try --dtype float32 or check the weights."
-_ALL_MASKED = "No token can be sampled: allowed_token_ids, bad_words, min_tokens or logits_processors exclude all."
+_ALL_MASKED = (
+    "No token can be sampled: allowed_token_ids, bad_words, min_tokens, logits_processors or the structured output "
+    "exclude all."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +76,6 @@ def _apply_edits(logits: Float32[Tensor, "rows vocab"], batch: SamplingBatch) ->
     for row, edits, history_row, num_prompt_tokens, length in batch.edited_rows:
         try:
             edits.apply(logits[row], batch.history[history_row, num_prompt_tokens:length])
-        except LogitsProcessorError as error:
+        except EditError as error:
             errors[row] = str(error)
     return errors

@@ -5,6 +5,7 @@ means greedy); ``repetition_penalty`` 0.01 to 100, so that no finite logit overf
 signed or not; ``n`` and ``best_of`` up to 16384. Everything else is as both define it.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import cast
@@ -12,8 +13,10 @@ from typing import cast
 from pageport.errors import InvalidParameter
 from pageport.sampling.beam import BeamSearchParams
 from pageport.sampling.params import SamplingParams
+from pageport.sampling.structured import KINDS, StructuredOutput
 
 MAX_SEQUENCES = 16384  # n, best_of and beam_width
+MAX_STRUCTURED_CHARACTERS = 128 * 1024  # of a schema, regex or grammar, or of all choices together
 
 
 def validate(params: SamplingParams, vocab_size: int | None = None) -> None:
@@ -27,6 +30,8 @@ def validate(params: SamplingParams, vocab_size: int | None = None) -> None:
     _check_stop(params)
     _check_token_ids(params, vocab_size)
     _check_combinations(params)
+    if params.structured is not None:
+        _check_structured(params.structured)
 
 
 def validate_beam(params: BeamSearchParams) -> None:
@@ -136,6 +141,49 @@ def _check_combinations(params: SamplingParams) -> None:
         )
     if params.stop and not params.detokenize:
         raise _invalid("stop", params.stop, "stop strings are found in text. Set detokenize, or use stop_token_ids.")
+
+
+def _check_structured(structured: object) -> None:
+    """Check what can be without a compiler; errors name the field that the client sent."""
+    if not isinstance(structured, StructuredOutput):
+        raise _invalid("structured", structured, "it must be a StructuredOutput.")
+    name = structured.parameter
+    if len(structured.given) != 1:
+        given = ", ".join(structured.given) or "nothing"
+        raise InvalidParameter(f"{name} gives {given}; it must give exactly one of {', '.join(KINDS)}.", name)
+    kind = structured.given[0]
+    value = getattr(structured, kind)
+    if kind == "choice":
+        _check_choices(name, value)
+    elif kind == "json_object":
+        _flag(name, value)
+    elif not isinstance(value, str) or not value.strip():
+        raise _invalid(name, value, f"its {kind} must be a text that is not empty.")
+    _flag(name, structured.allows_whitespace)
+    length = len(value) if isinstance(value, str) else sum(map(len, value)) if kind == "choice" else 0
+    if length > MAX_STRUCTURED_CHARACTERS:
+        raise InvalidParameter(
+            f"{name} has {length} characters; at most {MAX_STRUCTURED_CHARACTERS} are read. Shorten it.", name
+        )
+    if structured.json_schema is not None:
+        _check_schema(name, structured.json_schema)
+
+
+def _check_choices(name: str, choices: object) -> None:
+    if not isinstance(choices, tuple) or not choices:
+        raise _invalid(name, choices, "its choices must be one text or more.")
+    for choice in choices:
+        if not isinstance(choice, str) or not choice:
+            raise _invalid(name, choice, "a choice must be a text that is not empty.")
+
+
+def _check_schema(name: str, text: str) -> None:
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidParameter(f"The schema of {name} is no JSON: {error}.", name) from None
+    if not isinstance(schema, dict | bool):
+        raise _invalid(name, schema, "a schema must be an object, true or false.")
 
 
 def _number(name: str, value: object, low: float, high: float, what: str | None = None) -> None:

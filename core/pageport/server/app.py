@@ -7,7 +7,8 @@ from starlette.middleware.cors import CORSMiddleware
 
 from pageport import __version__
 from pageport.engine.async_engine import AsyncEngine
-from pageport.server import chat, completions, health, models
+from pageport.server import chat, completions, health, models, page, responses, tokenize
+from pageport.server.admission import Admission
 from pageport.server.auth import ApiKeys
 from pageport.server.config import ServerConfig
 from pageport.server.errors import install_error_handlers
@@ -15,6 +16,10 @@ from pageport.server.metrics import CountResponses, Metrics
 from pageport.server.openapi import publish_bodies
 from pageport.server.protocol.chat import ChatRequest
 from pageport.server.protocol.completions import CompletionRequest
+from pageport.server.protocol.responses import ResponseRequest
+from pageport.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
+from pageport.server.request_ids import HEADER, RequestIds
+from pageport.server.response_store import ResponseStore
 from pageport.server.service import Service
 
 
@@ -22,17 +27,30 @@ def create_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
     """Build the application. ``engine`` is ready, and its caller's to close."""
     app = FastAPI(title="pageport", version=__version__, redirect_slashes=False)
     metrics = Metrics(engine)
-    app.state.service = Service(engine=engine, config=config, metrics=metrics, created=int(time.time()))
-    for routes in (completions, chat, models, health):
+    app.state.service = Service(
+        engine=engine,
+        config=config,
+        metrics=metrics,
+        created=int(time.time()),
+        admission=Admission(config.max_queued_tokens),
+        responses=ResponseStore(max_responses=config.max_stored_responses, max_bytes=config.max_stored_response_bytes),
+    )
+    for routes in (completions, chat, responses, models, tokenize, health, page):
         app.include_router(routes.router)
-    publish_bodies(app, [CompletionRequest, ChatRequest])
+    publish_bodies(app, [CompletionRequest, ChatRequest, ResponseRequest, TokenizeRequest, DetokenizeRequest])
     install_error_handlers(app)
     # What is added last sees a request first: a refused one is counted, and a browser may read why it was refused.
-    if config.api_key:
-        app.add_middleware(ApiKeys, keys=config.api_key)
+    keys = config.read_api_keys()
+    if keys:
+        app.add_middleware(ApiKeys, keys=keys)
     if config.allowed_origins:
         app.add_middleware(
-            CORSMiddleware, allow_origins=list(config.allowed_origins), allow_methods=["*"], allow_headers=["*"]
+            CORSMiddleware,
+            allow_origins=list(config.allowed_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=[HEADER, "Retry-After"],
         )
     app.add_middleware(CountResponses, metrics=metrics)
+    app.add_middleware(RequestIds)
     return app

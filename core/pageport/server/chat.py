@@ -1,35 +1,36 @@
 """``POST /v1/chat/completions``."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from pageport.engine.outputs import ChoiceDelta
 from pageport.errors import InvalidParameter, RequestError
+from pageport.sampling.beam import BeamSearchParams
+from pageport.sampling.params import SamplingParams
+from pageport.sampling.structured import StructuredOutput
+from pageport.server.answer_form import AnswerForm
 from pageport.server.chat_prompt import message_text, render_prompt
 from pageport.server.errors import quote
 from pageport.server.generation import Generation
-from pageport.server.logprobs import ScoredTokens, chat_logprobs, prompt_logprobs
+from pageport.server.logprobs import prompt_logprobs
+from pageport.server.message_writer import MessageWriter
 from pageport.server.openapi import documents_body
 from pageport.server.parameters import sampling_params
 from pageport.server.protocol.chat import (
-    AssistantMessage,
-    ChatChoice,
     ChatChunk,
     ChatChunkChoice,
-    ChatDelta,
     ChatRequest,
     ChatResponse,
-    ChoiceLogprobs,
-    TokenLogprob,
+    ChatUsage,
+    CompletionTokensDetails,
 )
 from pageport.server.protocol.common import PromptLogprobs, Usage
 from pageport.server.service import Service, not_supported, service_of
 from pageport.server.streaming import DONE, event, json_response, stream_events, until_disconnected
 from pageport.server.usage import UsageReports
-from pageport.text.tokenizer import Tokenizer
 
 router = APIRouter()
 
@@ -38,7 +39,7 @@ router = APIRouter()
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation n times."""
     service = service_of(request)
-    chat = Chat(service, await service.read(request, ChatRequest))
+    chat = await service.build(request, ChatRequest, Chat)
     if chat.body.stream:
         return await stream_events(request, chat.events())
     return json_response(await until_disconnected(request.receive, chat.response()))
@@ -51,20 +52,25 @@ class Chat:
         self.body = body
         self._reports = UsageReports(body)
         _check(body)
+        prompt = render_prompt(service, body)
+        self._form = AnswerForm(service, body, prompt)
+        if self._form.needs_special_tokens:
+            body = self.body = body.model_copy(update={"skip_special_tokens": False})
         # Without a limit, the answer may fill the context.
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         try:
-            self._generation = Generation(
+            params = sampling_params(
+                body,
+                max_tokens=max_tokens,
+                logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+                prompt_logprobs=body.prompt_logprobs,
+            )
+            self._generation = ChatGeneration(
                 service,
                 "chatcmpl",
                 body,
-                [render_prompt(service, body)],
-                sampling_params(
-                    body,
-                    max_tokens=max_tokens,
-                    logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-                    prompt_logprobs=body.prompt_logprobs,
-                ),
+                [prompt],
+                _held_to(params, self._form.structured()),
                 # Templates write the tokens that begin a text themselves.
                 add_special_tokens=bool(body.add_special_tokens),
             )
@@ -74,7 +80,14 @@ class Chat:
         self._tokenizer = service.engine.tokenizer
 
     async def events(self) -> AsyncGenerator[str, None]:
-        """Yield the chunks as events: the role of each choice, its content as it grows, its end."""
+        """Yield the chunks as events."""
+        async with aclosing(self.chunks()) as groups:
+            async for chunks in groups:
+                yield "".join(map(event, chunks))
+        yield DONE
+
+    async def chunks(self) -> AsyncGenerator[list[ChatChunk], None]:
+        """Yield the chunks as they come: the role of each choice, its content as it grows, its end."""
         writers = self._writers()
         async with aclosing(self._generation.deltas()) as groups:
             async for deltas in groups:
@@ -82,10 +95,9 @@ class Chat:
                 for chunk in chunks:
                     self._reports.attach(chunk, self._generation)
                 if chunks:
-                    yield "".join(map(event, chunks))
+                    yield chunks
         if self._reports.in_last_chunk:
-            yield event(self._chunk([], self._generation.usage()))
-        yield DONE
+            yield [self._chunk([], self._generation.usage())]
 
     async def response(self) -> ChatResponse:
         """Wait for all choices and answer with them."""
@@ -109,8 +121,14 @@ class Chat:
             response.prompt_logprobs = positions
         return response
 
-    def _writers(self) -> list["MessageWriter"]:
-        return [MessageWriter(self._tokenizer, self.body, index) for index in range(self.body.num_choices)]
+    def _writers(self) -> list[MessageWriter]:
+        echo = _echoed_text(self.body)
+        writers = [
+            MessageWriter(self._tokenizer, self.body, self._form, index, echo) for index in range(self.body.num_choices)
+        ]
+        if self._form.may_reason:
+            self._generation.writers = writers
+        return writers
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> ChatChunk:
         chunk = ChatChunk(
@@ -125,68 +143,19 @@ class Chat:
         return chunk
 
 
-class MessageWriter:
-    """Turns the deltas of one choice into chunks, or into the whole message."""
+class ChatGeneration(Generation):
+    """Also counts the tokens of reasoning, once the writers that see them are known."""
 
-    def __init__(self, tokenizer: Tokenizer, body: ChatRequest, index: int) -> None:
-        self._tokenizer = tokenizer
-        self._index = index
-        self._num_top = body.top_logprobs or 0
-        self._scored: ScoredTokens | None = None
-        if body.logprobs:
-            self._scored = ScoredTokens(tokenizer, body)
-        self._has_begun = False
-        self._echo = _echoed_text(body)
-        self._texts = [self._echo]
-        self._logprobs: list[TokenLogprob] = []
-        self._last = ChoiceDelta(request_id="", index=index)
+    writers: Sequence[MessageWriter] | None = None
 
-    def chunks(self, delta: ChoiceDelta) -> list[ChatChunkChoice]:
-        """Return the chunks that show ``delta``: role first, the end in a chunk of its own."""
-        chunks: list[ChatChunkChoice] = []
-        if not self._has_begun:
-            self._has_begun = True
-            chunks.append(self._chunk(ChatDelta(role="assistant", content="")))
-            if self._echo:
-                chunks.append(self._chunk(ChatDelta(content=self._echo)))
-        logprobs = self._release(delta)
-        if delta.text or logprobs:
-            chunks.append(self._chunk(ChatDelta(content=delta.text), logprobs))
-        if delta.finish_reason is not None:
-            end = self._chunk(ChatDelta())
-            end.finish_reason = delta.finish_reason  # type: ignore[assignment]  # values of FinishReason
-            end.stop_reason = delta.stop_reason
-            chunks.append(end)
-        return chunks
-
-    def collect(self, delta: ChoiceDelta) -> None:
-        """Keep what ``delta`` adds for ``whole``."""
-        self._texts.append(delta.text)
-        self._logprobs += self._release(delta)
-        self._last = delta
-
-    def whole(self) -> ChatChoice:
-        """Return the finished choice from what was collected."""
-        return ChatChoice(
-            index=self._index,
-            message=AssistantMessage(role="assistant", content="".join(self._texts), refusal=None),
-            logprobs=None if self._scored is None else ChoiceLogprobs(content=self._logprobs, refusal=None),
-            finish_reason=self._last.finish_reason,  # type: ignore[arg-type]  # pydantic checks it
-            stop_reason=self._last.stop_reason,
-        )
-
-    def _release(self, delta: ChoiceDelta) -> list[TokenLogprob]:
-        if self._scored is None:
-            return []
-        return chat_logprobs(self._tokenizer, self._scored.release(delta), self._num_top)
-
-    def _chunk(self, delta: ChatDelta, logprobs: list[TokenLogprob] | None = None) -> ChatChunkChoice:
-        return ChatChunkChoice(
-            index=self._index,
-            delta=delta,
-            logprobs=ChoiceLogprobs(content=logprobs, refusal=None) if logprobs else None,
-            finish_reason=None,
-        )
+    def usage(self) -> Usage:
+        """Count the tokens so far."""
+        usage = super().usage()
+        if self.writers is None:
+            return usage
+        num_tokens = sum(writer.num_reasoning_tokens for writer in self.writers)
+        details = CompletionTokensDetails(reasoning_tokens=num_tokens)
+        return ChatUsage(**usage.model_dump(exclude_unset=True), completion_tokens_details=details)
 
 
 def _check(body: ChatRequest) -> None:
@@ -195,12 +164,6 @@ def _check(body: ChatRequest) -> None:
     Raises:
         InvalidParameter: names the field.
     """
-    if body.tools and body.tool_choice != "none":
-        raise not_supported("tools", f"with tool_choice {quote(body.tool_choice or 'auto')}")
-    if not body.tools and body.tool_choice not in (None, "none", "auto"):
-        raise InvalidParameter("tool_choice asks for a tool, but there are no tools.", "tool_choice")
-    if body.response_format and body.response_format.get("type") != "text":
-        raise not_supported("response_format", f"of type {quote(body.response_format.get('type'))}")
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidParameter("top_logprobs needs logprobs. Set logprobs to true.", "top_logprobs")
     if body.stream and body.prompt_logprobs is not None:
@@ -211,6 +174,16 @@ def _check(body: ChatRequest) -> None:
     modalities = (body.model_extra or {}).get("modalities")
     if modalities and modalities != ["text"]:
         raise not_supported("modalities", quote(modalities))
+
+
+def _held_to(
+    params: SamplingParams | BeamSearchParams, structured: StructuredOutput | None
+) -> SamplingParams | BeamSearchParams:
+    if structured is None:
+        return params
+    if isinstance(params, BeamSearchParams):
+        raise InvalidParameter("tool_choice cannot force a call with use_beam_search. Leave it out.", "tool_choice")
+    return replace(params, structured=structured)
 
 
 def _field_name(body: ChatRequest, parameter: str | None) -> str | None:

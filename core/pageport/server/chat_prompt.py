@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pageport.errors import InvalidParameter
-from pageport.server.protocol.chat import ChatMessage, ChatRequest
+from pageport.server.protocol.chat import ChatMessage, ChatRequest, Tool
 from pageport.server.service import Service
 from pageport.text.chat import ChatTemplate
 
@@ -20,8 +20,9 @@ def render_prompt(service: Service, body: ChatRequest) -> str:
     Raises:
         InvalidParameter: there is none, the request may not bring its own, or it refuses these messages.
     """
-    template = _template(service, body)
-    return template.render([_message(message) for message in body.messages], body.tools or None, **_variables(body))
+    template = chat_template(service, body)
+    tools = [_tool(tool) for tool in body.tools or ()]
+    return template.render([_message(message) for message in body.messages], tools or None, **_variables(body))
 
 
 def message_text(message: ChatMessage) -> str:
@@ -31,7 +32,12 @@ def message_text(message: ChatMessage) -> str:
     return message.content or ""
 
 
-def _template(service: Service, body: ChatRequest) -> ChatTemplate:
+def chat_template(service: Service, body: ChatRequest) -> ChatTemplate:
+    """Return the model's template, or the one that the request may bring.
+
+    Raises:
+        InvalidParameter: there is none, or the request may not bring its own.
+    """
     if body.chat_template is not None:
         if not service.config.trust_request_chat_template:
             raise InvalidParameter(
@@ -45,6 +51,10 @@ def _template(service: Service, body: ChatRequest) -> ChatTemplate:
             f"{service.model_name} has no chat template. Use /v1/completions with a prompt.", "messages"
         )
     return service.engine.chat_template
+
+
+def _tool(tool: Tool) -> Mapping[str, Any]:
+    return {"type": tool.type, **tool.model_dump(exclude_unset=True)}
 
 
 def _message(message: ChatMessage) -> Mapping[str, Any]:

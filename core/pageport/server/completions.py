@@ -36,7 +36,7 @@ PromptPositions = Sequence[Mapping[int, Logprob] | None]
 async def create_completion(request: Request) -> Response:
     """Continue each prompt n times."""
     service = service_of(request)
-    completion = Completion(service, await service.read(request, CompletionRequest))
+    completion = await service.build(request, CompletionRequest, Completion)
     if completion.body.stream:
         return await stream_events(request, completion.events())
     return json_response(await until_disconnected(request.receive, completion.response()))

@@ -4,10 +4,12 @@ import logging
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pageport.errors import (
     EngineDead,
@@ -35,6 +37,21 @@ class UnknownModel(RequestError):
         super().__init__(f"The model {quote(requested)} does not exist here. This server has {served!r}.", "model")
 
 
+class UnknownResponse(RequestError):
+    """No answer of this id is kept here: HTTP 404."""
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(
+            f"There is no response {quote(response_id)} here: it was not stored, was deleted, or made room for newer "
+            "ones.",
+            "response_id",
+        )
+
+
+class DeadlineExceeded(PageportError):
+    """The request was not finished in its time: HTTP 408. The engine has given it up."""
+
+
 class GenerationFailed(PageportError):
     """The engine gave up on one request; others go on."""
 
@@ -48,10 +65,12 @@ def quote(value: object) -> str:
 def status_of(error: Exception) -> int:
     """Name the HTTP status that ``error`` is answered with."""
     match error:
-        case UnknownModel():
+        case UnknownModel() | UnknownResponse():
             return 404
         case RequestError():
             return 400
+        case DeadlineExceeded():
+            return 408
         case EngineOverloaded() | EngineDead():
             return 503
         case HTTPException():
@@ -65,10 +84,14 @@ def error_body(error: Exception) -> dict[str, Any]:
     match error:
         case UnknownModel():
             return _body(str(error), "invalid_request_error", "model", "model_not_found")
+        case UnknownResponse():
+            return _body(str(error), "invalid_request_error", error.parameter, "response_not_found")
         case RequestTooLong():
             return _body(str(error), "invalid_request_error", error.parameter, "context_length_exceeded")
         case RequestError():
             return _body(str(error), "invalid_request_error", error.parameter, "invalid_value")
+        case DeadlineExceeded():
+            return _body(str(error), "timeout_error", "timeout", "timeout")
         case EngineOverloaded():
             return _body(str(error), "server_error", None, "engine_overloaded")
         case EngineDead():
@@ -118,8 +141,33 @@ def install_error_handlers(app: FastAPI) -> None:
     """Make every failure inside ``app`` an answer in OpenAI's shape."""
     for kind in (PageportError, HTTPException):
         app.add_exception_handler(kind, _answer)
+    app.add_exception_handler(RequestValidationError, _answer_invalid_argument)
     app.add_exception_handler(ClientDisconnect, _answer_nobody)
     app.add_exception_handler(Exception, _answer)
+    app.add_middleware(AnswerFaults)
+
+
+class AnswerFaults:
+    """ASGI middleware that answers what nobody foresaw, so that middleware around it sees an answer as any other."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def note(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, note)
+        except Exception as error:
+            if has_begun or scope["type"] != "http":
+                raise
+            logger.exception("%s %s failed.", scope["method"], quote(scope["path"]))
+            await error_response(error)(scope, receive, send)
 
 
 async def _answer(request: Request, error: Exception) -> Response:
@@ -127,8 +175,17 @@ async def _answer(request: Request, error: Exception) -> Response:
         detail = f"There is no {request.method} {quote(request.url.path)} here. GET /openapi.json lists what there is."
         return error_response(HTTPException(error.status_code, detail, error.headers))
     if status_of(error) >= 500 and isinstance(error, PageportError):
-        logger.error("%s %s: %s", request.method, quote(request.url.path), error)
+        request_id = getattr(request.state, "request_id", None)
+        logger.error("%s %s (%s): %s", request.method, quote(request.url.path), request_id, error)
     return error_response(error)
+
+
+async def _answer_invalid_argument(request: Request, error: Exception) -> Response:
+    """Answer what FastAPI found wrong with an argument in the URL."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    name = str(first["loc"][-1])
+    return error_response(InvalidParameter(f"{name}: {first['msg']}, not {quote(first.get('input'))}.", name))
 
 
 async def _answer_nobody(request: Request, error: Exception) -> Response:

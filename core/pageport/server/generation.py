@@ -12,7 +12,7 @@ from pageport.engine.outputs import ChoiceDelta
 from pageport.errors import InvalidParameter
 from pageport.sampling.beam import BeamSearchParams
 from pageport.sampling.params import SamplingParams
-from pageport.server.errors import GenerationFailed
+from pageport.server.errors import DeadlineExceeded, GenerationFailed
 from pageport.server.protocol.common import GenerationFields, PromptTokensDetails, Usage
 from pageport.server.service import Service
 
@@ -56,6 +56,7 @@ class Generation:
         self._service = service
         self._discards_output = discards_output
         self._started = time.perf_counter()
+        self._timeout_s = body.timeout
         if len(prompts) * self.num_choices > service.config.max_choices:
             raise InvalidParameter(
                 f"{len(prompts)} prompts with n {self.num_choices} make {len(prompts) * self.num_choices} choices; "
@@ -68,6 +69,7 @@ class Generation:
                 params,
                 request_id=f"{self.id}-{index}",
                 priority=body.priority or 0,
+                timeout_s=body.timeout,
                 cache_salt=body.cache_salt,
                 add_special_tokens=add_special_tokens,
             )
@@ -95,20 +97,52 @@ class Generation:
 
         Raises:
             EngineOverloaded, EngineDead: nothing more will come.
+            DeadlineExceeded: its time was over.
             GenerationFailed: the engine gave up on a choice.
         """
         last_token_at: dict[int, float] = {}
-        async with aclosing(self._merged()) as merged:
-            async for prompt_index, deltas in merged:
-                for delta in deltas:
-                    if delta.error is not None:
-                        raise GenerationFailed(delta.error)
-                    delta.index += prompt_index * self.num_choices
-                    if self._discards_output:
-                        _discard_output(delta)
-                    self._count(delta, last_token_at)
-                yield deltas
+        waiting = {index: len(request.prompt_token_ids) for index, request in enumerate(self.requests)}
+        ticket = self._service.admission.admit(sum(waiting.values()))
+        try:
+            async with aclosing(self._merged()) as merged:
+                while (arrived := await self._in_time(merged)) is not None:
+                    ticket.release(waiting.pop(arrived.prompt_index, 0))
+                    for delta in arrived.deltas:
+                        self._raise_failure(delta)
+                        delta.index += arrived.prompt_index * self.num_choices
+                        if self._discards_output:
+                            _discard_output(delta)
+                        self._count(delta, last_token_at)
+                    yield arrived.deltas
+        finally:
+            ticket.release()
         self._service.metrics.request_latency.observe(time.perf_counter() - self._started)
+
+    async def _in_time(self, merged: AsyncGenerator[PromptDeltas, None]) -> PromptDeltas | None:
+        """Return what comes next; None: that was all.
+
+        The engine ends a request whose time is over too, but one that hangs cannot.
+        """
+        if self._timeout_s is None:
+            return await anext(merged, None)
+        try:
+            async with asyncio.timeout(self._started + self._timeout_s - time.perf_counter()):
+                return await anext(merged, None)
+        except TimeoutError:
+            raise self._deadline_exceeded() from None
+
+    def _raise_failure(self, delta: ChoiceDelta) -> None:
+        if delta.error is not None:
+            raise GenerationFailed(delta.error)
+        if delta.finish_reason == "timeout":
+            raise self._deadline_exceeded()
+
+    def _deadline_exceeded(self) -> DeadlineExceeded:
+        asked = "" if self._timeout_s is None else f" of {self._timeout_s:g} seconds"
+        return DeadlineExceeded(
+            f"The request was given up after its time{asked}, with {self.num_generated_tokens} tokens generated. "
+            "Allow more time, or ask for fewer tokens."
+        )
 
     def _count(self, delta: ChoiceDelta, last_token_at: dict[int, float]) -> None:
         if delta.num_cached_tokens is not None:

@@ -11,6 +11,8 @@ from pageport.server.service import Service, service_of
 
 router = APIRouter()
 
+METRICS_TYPES = ("text/plain", "application/openmetrics-text")
+
 
 class Status(BaseModel):
     """One word: probes carry no key, so they learn nothing else."""
@@ -33,7 +35,11 @@ async def health(request: Request, response: Response) -> Status:
     return status
 
 
-@router.get("/metrics")
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {kind: {"schema": {"type": "string"}} for kind in METRICS_TYPES}}},
+)
 async def metrics(request: Request) -> Response:
     """Expose the metrics in the format that the scraper asks for."""
     body, content_type = service_of(request).metrics.render(request.headers.get("accept", ""))

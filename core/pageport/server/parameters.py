@@ -6,6 +6,7 @@ from pageport.errors import InvalidParameter
 from pageport.sampling.beam import BeamSearchParams
 from pageport.sampling.params import SamplingParams
 from pageport.server.protocol.common import GenerationFields
+from pageport.server.structured import structured_output
 
 # Fields that have the same name and meaning in ``SamplingParams``, whose defaults hold for absent ones.
 SAMPLING_FIELDS = (
@@ -60,7 +61,13 @@ def sampling_params(
     Raises:
         InvalidParameter: fields contradict each other.
     """
+    structured = structured_output(body)
     if body.use_beam_search:
+        if structured is not None:
+            raise InvalidParameter(
+                f"{structured.parameter} cannot be combined with use_beam_search. Leave one of them out.",
+                structured.parameter,
+            )
         return _beam_search_params(body, max_tokens)
     if body.length_penalty is not None and body.length_penalty != 1.0:
         raise InvalidParameter(
@@ -75,7 +82,11 @@ def sampling_params(
             "best_of",
         )
     return SamplingParams(
-        **_given(body, SAMPLING_FIELDS), max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs
+        **_given(body, SAMPLING_FIELDS),
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        structured=structured,
     )
 
 

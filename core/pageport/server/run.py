@@ -37,6 +37,7 @@ def run_server(engine_config: EngineConfig, server_config: ServerConfig) -> None
         PageportError: it could not start, or the engine ended; one sentence says why.
     """
     open_log()
+    server_config.read_api_keys()  # a file that cannot be read should not cost the loading of a model
     # A port that is taken should not cost the loading of a model.
     with _bind(server_config) as listener:
         asyncio.run(_run(engine_config, server_config, listener))
@@ -113,12 +114,19 @@ def _import_server(config: ServerConfig) -> ServerMaker:
         import uvicorn
 
         from pageport.server.app import create_app
+        from pageport.server.service import service_of_app
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"The server needs the package {error.name}. Install it with: pip install 'pageport[server]'."
         ) from error
 
     class Server(uvicorn.Server):
+        async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+            try:
+                await super().serve(sockets)
+            finally:
+                service_of_app(self.config.app).close()
+
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
             """Leave signals to ``run_server``: they also have to end a start-up, and close the engine."""

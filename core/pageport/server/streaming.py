@@ -13,7 +13,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pageport.errors import PageportError
-from pageport.server.errors import error_body
+from pageport.server.errors import error_body, status_of
+from pageport.server.protocol.responses import ResponseEvent
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,11 @@ T = TypeVar("T")
 def event(chunk: BaseModel) -> str:
     """Write one event; fields that were not set are left out."""
     return _event(chunk.model_dump_json(exclude_unset=True))
+
+
+def named_event(body: ResponseEvent) -> str:
+    """Write one event that also says its type outside of its data."""
+    return f"event: {body.type}\n{_event(body.model_dump_json())}"
 
 
 def json_response(body: BaseModel) -> Response:
@@ -93,7 +99,8 @@ class EventStream(Response):
                     await _send_text(send, text)
             except Exception as error:
                 if isinstance(error, PageportError):
-                    logger.error("A stream was broken off: %s", error)
+                    level = logging.ERROR if status_of(error) >= 500 else logging.INFO
+                    logger.log(level, "A stream was broken off: %s", error)
                 else:
                     logger.exception("A stream was broken off.")
                 await _send_text(send, _event(json.dumps(error_body(error))))

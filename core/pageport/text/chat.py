@@ -90,6 +90,11 @@ class ChatTemplate:
         text = self._run(compiled.template, variables)
         return _cut_at_mark(text, ending) if continue_final_message else text
 
+    @property
+    def text(self) -> str:
+        """The source of all templates: what their models' formats can be told from."""
+        return "\n".join(self._sources.values())
+
     def encode(self, messages: Sequence[Message], **options: Any) -> list[int]:
         """Render and return token ids; the template writes the special tokens, so none are added."""
         if self._tokenizer is None:

@@ -11,6 +11,8 @@ from pageport.text.token_bytes import TokenBytes
 
 ChatTemplateSource = str | Mapping[str, str]
 
+# In characters: about a millisecond of work.
+LONG_TEXT = 4096
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -54,6 +56,9 @@ class Tokenizer:
         """Return the token ids of ``text``; lone surrogates, which are no text, become U+FFFD."""
         if _SURROGATE.search(text):
             text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        if len(text) > LONG_TEXT:
+            # This call lets other threads run meanwhile; for short texts its overhead is larger than what it saves.
+            return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(

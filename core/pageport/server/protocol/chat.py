@@ -8,6 +8,14 @@ from pageport.engine.limits import MAX_LOGPROBS
 from pageport.server.protocol.common import GenerationFields, Payload, PromptLogprobs, Usage
 from pageport.server.protocol.completions import FinishReason
 
+# Documented caps: each bounds what a small body could otherwise cost. OpenAI takes 128 tools and 64 characters.
+MAX_TOOLS = 1024
+MAX_FUNCTION_NAME_CHARACTERS = 256
+
+FunctionName = Annotated[str, Field(min_length=1, max_length=MAX_FUNCTION_NAME_CHARACTERS)]
+# ``tool_calls``: the model ended the answer, and called.
+ChatFinishReason = FinishReason | Literal["tool_calls"]
+
 
 class ContentPart(BaseModel):
     """One part of a message's content; ``type`` decides which other field counts."""
@@ -31,6 +39,35 @@ class ChatMessage(BaseModel):
     tool_call_id: str | None = None
 
 
+class FunctionDefinition(BaseModel):
+    """What the model is told of a function; ``parameters`` is the JSON schema of the object of its arguments."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: FunctionName
+    description: str | None = None
+    parameters: Payload | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["function"] = "function"
+    function: FunctionDefinition
+
+
+class NamedFunction(BaseModel):
+    name: FunctionName
+
+
+class NamedToolChoice(BaseModel):
+    """The one function that has to be called."""
+
+    type: Literal["function"] = "function"
+    function: NamedFunction
+
+
 class ChatRequest(GenerationFields):
     """Body of ``POST /v1/chat/completions``. ``max_completion_tokens`` wins over ``max_tokens``."""
 
@@ -38,9 +75,10 @@ class ChatRequest(GenerationFields):
     max_completion_tokens: Annotated[int | None, Field(ge=0)] = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
-    tools: list[Payload] | None = None
-    tool_choice: str | Payload | None = None
-    response_format: Payload | None = None
+    tools: Annotated[list[Tool] | None, Field(max_length=MAX_TOOLS)] = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -66,18 +104,46 @@ class ChoiceLogprobs(BaseModel):
     refusal: None = None
 
 
+class FunctionCall(BaseModel):
+    """``arguments`` is what the model wrote: JSON, unless it erred or was cut off."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
 class AssistantMessage(BaseModel):
+    """``content`` is null where there is nothing but reasoning and calls. The reasoning goes by both its names."""
+
     role: Literal["assistant"]
     content: str | None
     refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(BaseModel):
     index: int
     message: AssistantMessage
     logprobs: ChoiceLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
     stop_reason: int | str | None = None
+
+
+class CompletionTokensDetails(BaseModel):
+    reasoning_tokens: int
+
+
+class ChatUsage(Usage):
+    """``completion_tokens_details`` where the model may reason: markers count as reasoning."""
+
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 class ChatResponse(BaseModel):
@@ -86,22 +152,39 @@ class ChatResponse(BaseModel):
     created: int
     model: str
     choices: list[ChatChoice]
-    usage: Usage
+    usage: ChatUsage | Usage
     prompt_logprobs: PromptLogprobs | None = None
 
 
+class FunctionDelta(BaseModel):
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallDelta(BaseModel):
+    """More of the call ``index``: its id, type and name come first and once, then its arguments in pieces."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
 class ChatDelta(BaseModel):
-    """What a chunk adds: the role first, then content; nothing in the chunk that ends the choice."""
+    """What a chunk adds: the role first, then the answer's parts; nothing in the chunk that ends the choice."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(BaseModel):
     index: int
     delta: ChatDelta
     logprobs: ChoiceLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     stop_reason: int | str | None = None
 
 
@@ -111,4 +194,4 @@ class ChatChunk(BaseModel):
     created: int
     model: str
     choices: list[ChatChunkChoice]
-    usage: Usage | None = None
+    usage: ChatUsage | Usage | None = None

@@ -1,7 +1,7 @@
 """What the completion and chat endpoints share: sampling fields, usage, streaming options."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
@@ -12,10 +12,9 @@ from pageport.engine.limits import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
 )
+from pageport.server.protocol.body import RequestBody
 
 # Documented caps besides the engine's: each bounds work that a small body could otherwise cause.
-MAX_N = 128
-MAX_LOGIT_BIASES = 1024
 MAX_ALLOWED_TOKEN_IDS = 1024
 MAX_CACHE_SALT_CHARACTERS = 1024
 
@@ -29,17 +28,43 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationFields(BaseModel):
-    """Fields of both endpoints. None is what an absent field and an explicit null both mean: the default."""
+class JsonSchemaFormat(BaseModel):
+    """``response_format.json_schema``. The schema is followed whether or not ``strict`` is set."""
+
+    name: str
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | bool | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """``response_format``: the form of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(BaseModel):
+    """``structured_outputs``: exactly one of the first five. ``grammar`` is in Lark's syntax."""
 
     model_config = ConfigDict(extra="allow")
 
-    model: Annotated[str | None, Field(description="Absent or null: the model served.")] = None
+    json_: Annotated[dict[str, Any] | bool | str | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    disable_any_whitespace: bool | None = None
+
+
+class GenerationFields(RequestBody):
+    """Fields of both endpoints. None is what an absent field and an explicit null both mean: the default."""
+
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    n: Annotated[int | None, Field(ge=1, le=MAX_N)] = None
-    best_of: Annotated[int | None, Field(ge=1, le=MAX_N)] = None
+    n: Annotated[int | None, Field(ge=1)] = None
+    best_of: Annotated[int | None, Field(ge=1)] = None
     max_tokens: Annotated[int | None, Field(ge=0)] = None
     min_tokens: Annotated[int | None, Field(ge=0)] = None
     temperature: float | None = None
@@ -50,7 +75,7 @@ class GenerationFields(BaseModel):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: Annotated[dict[int, float] | None, Field(max_length=MAX_LOGIT_BIASES)] = None
+    logit_bias: dict[int, float] | None = None
     allowed_token_ids: Annotated[list[StrictInt] | None, Field(max_length=MAX_ALLOWED_TOKEN_IDS)] = None
     bad_words: Annotated[list[StopString] | None, Field(max_length=MAX_BAD_WORDS)] = None
 
@@ -66,9 +91,21 @@ class GenerationFields(BaseModel):
     add_special_tokens: bool | None = None
     echo: bool | None = None
 
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Annotated[
+        dict[str, Any] | bool | str | None, Field(description="Older name of structured_outputs.json.")
+    ] = None
+    guided_regex: Annotated[str | None, Field(description="Older name of structured_outputs.regex.")] = None
+    guided_choice: Annotated[list[str] | None, Field(description="Older name of structured_outputs.choice.")] = None
+    guided_grammar: Annotated[str | None, Field(description="Older name of structured_outputs.grammar.")] = None
+
     use_beam_search: bool | None = None
     length_penalty: float | None = None
 
+    timeout: Annotated[
+        float | None, Field(gt=0, allow_inf_nan=False, description="Seconds after which the request is given up.")
+    ] = None
     priority: int | None = None
     cache_salt: Annotated[str | None, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARACTERS)] = None
 
