@@ -25,8 +25,17 @@ CASES = (
     "GGU-03", "TOK-02",
     # numerics
     "NUM-01",
-    # tools and chat
-    "TOL-01", "TOL-03", "TOL-04", "TOL-05", "TOL-07", "TPL-03", "TPL-04", "INT-03",
+    # tools, chat and templates
+    "TOL-01", "TOL-03", "TOL-04", "TOL-05", "TOL-07",
+    "TPL-01", "TPL-03", "TPL-04", "TPL-06", "TPL-08", "TPL-09",
+    # structured output
+    "STR-01", "STR-03", "STR-04", "STR-05", "STR-07", "STR-09",
+    # requests and answers
+    "VAL-01", "VAL-03", "VAL-04", "VAL-06", "VAL-08", "VAL-09", "VAL-11",
+    "INT-01", "INT-03", "INT-04", "INT-06", "LOG-01", "LOG-02", "LOG-04", "BAT-01",
+    # operation
+    "SEC-02", "SEC-03", "SEC-05", "SEC-06", "SEC-08", "SEC-09", "SEC-11",
+    "OPS-01", "OPS-03", "MET-01", "MET-03", "NET-01", "NET-03", "NET-05",
     # scheduler
     "SCH-01", "ABT-01", "ABT-02", "ABT-03", "REQ-02",
 )  # fmt: skip

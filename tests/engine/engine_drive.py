@@ -43,7 +43,10 @@ class EngineDrive:
         return self.start(replace(request, cache_keys=cache_keys or {}))
 
     def step(self) -> list[ChoiceDelta]:
-        deltas = self._outputs.process(self._engine.step().outputs)
+        step = self._engine.step()
+        for error in step.refused.values():
+            raise error
+        deltas = self._outputs.process(step.outputs)
         for request_id, index in self._outputs.take_aborts():
             self._engine.abort(request_id, index, FinishReason.STOP)
         self._engine.check()

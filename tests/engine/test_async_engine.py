@@ -15,8 +15,9 @@ import pytest
 from pageport.cache.block_pool import BlockState
 from pageport.config import EngineConfig
 from pageport.engine.async_engine import FIRST_RESTART_DELAY_S, AsyncEngine
-from pageport.errors import EngineDead, EngineOverloaded, ModelNotFound, PageportError, RequestTooLong
+from pageport.errors import EngineDead, EngineOverloaded, InvalidParameter, ModelNotFound, PageportError, RequestTooLong
 from pageport.sampling.params import SamplingParams
+from pageport.sampling.structured import StructuredOutput
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
@@ -148,6 +149,24 @@ def test_the_engine_shows_what_each_block_is_used_for(tiny_llama: Path) -> None:
         await stream.aclose()
         await until(lambda: engine.stats.kv_blocks_used == 0)
         assert set((await engine.block_states())[0]) == {BlockState.FREE, BlockState.CACHED}
+
+    with_engine(tiny_llama, test)
+
+
+def test_an_engine_that_only_compiles_grammars_is_not_silent(tiny_llama: Path) -> None:
+    """An explosive one takes two seconds to be refused; many of them must not look like a stall."""
+
+    async def test(engine: AsyncEngine) -> None:
+        schemas = [f'{{"type": "integer", "multipleOf": {prime}}}' for prime in (999983, 999979, 999961, 999959)]
+        forms = [replace(GREEDY, structured=StructuredOutput(json_schema=schema)) for schema in schemas]
+        asking = asyncio.gather(*(text_of(engine, "x", form, str(form)) for form in forms), return_exceptions=True)
+        silence_s, started = 0.0, time.monotonic()
+        while not asking.done():
+            silence_s = max(silence_s, engine._silence_s())
+            await asyncio.sleep(0.01)
+        assert [type(answer) for answer in await asking] == [InvalidParameter] * len(forms)
+        # Two at a time: twice two seconds of processor time, on a machine that may be busy with other things.
+        assert silence_s < 3 < time.monotonic() - started
 
     with_engine(tiny_llama, test)
 

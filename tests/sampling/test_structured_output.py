@@ -214,3 +214,18 @@ def test_a_mask_that_takes_too_long_fails_alone(monkeypatch: pytest.MonkeyPatch)
     assert calls.run(lambda: b"next") == b"next"
     gate.set()
     assert calls.run(lambda: b"after") == b"after"
+
+
+def test_a_panic_of_the_library_is_an_error_of_one_request() -> None:
+    from pageport.sampling import grammar
+
+    class Panic(BaseException):
+        """As native code raises it: no ``Exception``."""
+
+    def panic() -> bytes:
+        raise Panic("index out of bounds")
+
+    calls = grammar._BoundedCalls()
+    with pytest.raises(grammar.GrammarError, match="index out of bounds"):
+        calls.run(panic)
+    assert calls.run(lambda: b"next") == b"next"

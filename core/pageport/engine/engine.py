@@ -55,6 +55,11 @@ class Engine:
         is_compiled = self._grammars is not None and self._grammars.has_compiled
         return is_compiled or bool(self._in_flight) or self._scheduler.has_work
 
+    @property
+    def is_compiling(self) -> bool:
+        """Do requests wait for their grammars?"""
+        return self._grammars is not None and self._grammars.is_waited_for
+
     def add(self, request: EngineRequest) -> None:
         """Queue a request; one whose grammar has to be compiled runs once it is, or is refused in a later step.
 

@@ -53,6 +53,11 @@ class Grammars:
             self._idle_checkers.put(checker)
 
     @property
+    def is_waited_for(self) -> bool:
+        """Are requests held back?"""
+        return bool(self._waiting)
+
+    @property
     def has_compiled(self) -> bool:
         """Is there something to take?"""
         return any(waiting.grammar.done() for waiting in self._waiting)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from pageport.cache.block_pool import BlockState as BlockState
 from pageport.errors import PageportError
 from pageport.sampling.beam import BeamSearchParams
 from pageport.sampling.params import SamplingParams

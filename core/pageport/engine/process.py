@@ -35,6 +35,8 @@ logger = logging.getLogger("pageport.engine")
 
 # Progress messages while loading are sent at most this often.
 PROGRESS_INTERVAL_S = 0.1
+# While all that waits are requests whose grammars are compiled, the engine says so often that it lives.
+ALIVE_INTERVAL_S = 1.0
 
 
 class _Compiled:
@@ -92,7 +94,10 @@ def _serve(channel: Channel, commands: "queue.SimpleQueue[object]", start: Start
     try:
         while True:
             while not commands.empty() or not engine.has_work:
-                command = commands.get()
+                try:
+                    command = commands.get(timeout=ALIVE_INTERVAL_S if engine.is_compiling else None)
+                except queue.Empty:
+                    break  # requests wait, though not for a step: tell that the engine lives
                 if isinstance(command, Close):
                     return
                 if isinstance(command, Add):

@@ -5,7 +5,8 @@ llguidance is imported when the first grammar is compiled.
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +26,17 @@ Mask = npt.NDArray[np.bool_]
 
 class GrammarError(Exception):
     """A grammar does not compile, or a step of it cannot be computed; says why."""
+
+
+@contextmanager
+def _guarded() -> Iterator[None]:
+    """Turn whatever the library raises into a ``GrammarError``; a panic of native code is no ``Exception``."""
+    try:
+        yield
+    except (GrammarError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise GrammarError(f"{type(error).__name__}: {error}") from error
 
 
 class Vocabulary:
@@ -88,12 +100,10 @@ class Grammar:
         from llguidance import LLMatcher
 
         self.end_token_ids = vocabulary.end_token_ids
-        try:
+        with _guarded():
             self._start = LLMatcher(
                 vocabulary.tokenizer, grammar_text(structured), log_level=0, limits=grammar_limits()
             )
-        except ValueError as error:
-            raise GrammarError(str(error)) from error
         if self._start.is_error():
             raise GrammarError(self._start.get_error())
 
@@ -116,8 +126,9 @@ class GrammarMatcher:
         Raises:
             GrammarError: it does not allow them.
         """
-        if token_ids and not self._matcher.consume_tokens(list(token_ids)):
-            raise GrammarError("the output left its grammar")
+        with _guarded():
+            if token_ids and not self._matcher.consume_tokens(list(token_ids)):
+                raise GrammarError("the output left its grammar")
         self.num_consumed += len(token_ids)
 
     def allowed(self, vocab_size: int, *, may_end: bool) -> Mask:
@@ -152,7 +163,7 @@ class _BoundedCalls:
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], bytes]] | None = None
-        self._results: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[bytes | GrammarError] = queue.SimpleQueue()
 
     def run(self, call: Callable[[], bytes]) -> bytes:
         """Return what ``call`` returns.
@@ -170,19 +181,20 @@ class _BoundedCalls:
         except queue.Empty:
             self._calls = None
             raise GrammarError(f"a step of its grammar takes more than {MASK_TIMEOUT_S:g} s") from None
-        if isinstance(result, Exception):
-            raise GrammarError(str(result)) from result
+        if isinstance(result, GrammarError):
+            raise result
         return result
 
 
 def _serve_calls(
-    calls: "queue.SimpleQueue[Callable[[], bytes]]", results: "queue.SimpleQueue[bytes | Exception]"
+    calls: "queue.SimpleQueue[Callable[[], bytes]]", results: "queue.SimpleQueue[bytes | GrammarError]"
 ) -> None:
     while True:
         call = calls.get()
         try:
-            results.put(call())
-        except Exception as error:  # handed to whoever waits
+            with _guarded():
+                results.put(call())
+        except GrammarError as error:  # whoever waits raises it
             results.put(error)
 
 

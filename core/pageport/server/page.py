@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from pageport.cache.block_pool import BlockState
+from pageport.engine.messages import BlockState
 from pageport.server.service import service_of
 
 router = APIRouter()
