@@ -33,6 +33,8 @@ CASES = (
     # requests and answers
     "VAL-01", "VAL-03", "VAL-04", "VAL-06", "VAL-08", "VAL-09", "VAL-11",
     "INT-01", "INT-03", "INT-04", "INT-06", "LOG-01", "LOG-02", "LOG-04", "BAT-01",
+    # embeddings
+    "EMB-01",
     # operation
     "SEC-02", "SEC-03", "SEC-05", "SEC-06", "SEC-08", "SEC-09", "SEC-11",
     "OPS-01", "OPS-03", "MET-01", "MET-03", "NET-01", "NET-03", "NET-05",

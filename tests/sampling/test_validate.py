@@ -41,6 +41,7 @@ IMPOSSIBLE: dict[str, list[Any]] = {
     "skip_special_tokens": [None],
     "spaces_between_special_tokens": ["yes"],
     "truncate_prompt_tokens": [0, -2, 1.0, True],
+    "pooling": ["max", "", 1, True, ["mean"], {}],
     "structured": ["[a-z]", {"regex": "a"}, StructuredOutput(), StructuredOutput(regex="a", json_object=True)],
 }
 

@@ -120,6 +120,8 @@ class ScriptedEngine:
             deltas = [self._delta(request, i, token_id, text, reason) for i in range(request.sampling.n)]
             if step == 0:
                 deltas[0].num_cached_tokens = 0
+                if request.sampling.pooling is not None:
+                    deltas[0].pooled = [3.0, -4.0, 12.0]
                 if request.sampling.prompt_logprobs is not None:
                     scored: list[Any] = [self._candidates(token) for token in request.prompt_token_ids]
                     deltas[0].prompt_logprobs = [None, *scored[1:]]

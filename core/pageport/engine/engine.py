@@ -113,6 +113,7 @@ class Engine:
                 deadline=None if timeout_s is None else arrived_at + timeout_s,
                 needs_host_token=grammar is not None or bool(request.sampling.logits_processors),
                 wants_prompt_logprobs=request.sampling.prompt_logprobs is not None,
+                wants_pooled=request.sampling.pooling is not None,
                 cache_keys=request.cache_keys,
                 beam=request.beam,
             )
@@ -223,6 +224,7 @@ def _output(update: SequenceUpdate) -> SequenceOutput:
         stop_token_id=sequence.stop_token_id,
         logprobs=update.logprobs,
         prompt_logprobs=update.prompt_logprobs,
+        pooled=update.pooled,
         num_cached_tokens=request.num_cached_tokens if sequence.index == 0 else None,
         cumulative_logprob=update.cumulative_logprob,
         error=update.error,

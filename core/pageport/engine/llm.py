@@ -13,10 +13,11 @@ from pageport.engine.messages import EngineInfo, EngineRequest, EngineStats
 from pageport.engine.output_processor import OutputProcessor
 from pageport.engine.outputs import ChoiceDelta, RequestOutput
 from pageport.engine.progress import progress_bar
-from pageport.errors import InvalidParameter
+from pageport.errors import InvalidParameter, PageportError
 from pageport.models.resolve import resolve_model
 from pageport.sampling.beam import BeamSearchParams
 from pageport.sampling.params import SamplingParams
+from pageport.sampling.pooling import Pooling, embedding
 from pageport.scheduling.request import FinishReason
 from pageport.text.chat import ChatTemplate
 from pageport.text.tokenizer import Tokenizer, load_tokenizer
@@ -109,6 +110,37 @@ class LLM:
         ]
         params = _params_list(sampling_params or SamplingParams(max_tokens=None), len(prompts))
         return self._run(prompts, params, use_tqdm=use_tqdm, priority=None)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Pooling = "mean",
+        dimensions: int | None = None,
+        normalize: bool = True,
+    ) -> list[list[float]]:
+        """Return an embedding of each prompt, out of the model's last layer.
+
+        Args:
+            pooling: the mean over all positions, or the last one.
+            dimensions: keep so many of the first ones.
+            normalize: divide by the Euclidean length.
+
+        Raises:
+            RequestError: a prompt is impossible; nothing was run. Or the model has fewer dimensions.
+        """
+        listed = _prompt_list(prompts)
+        params = SamplingParams(temperature=0, max_tokens=1, detokenize=False, pooling=pooling)
+        outputs = self._run(listed, [params] * len(listed), use_tqdm=False, priority=None)
+        errors = [output.error for output in outputs if output.error is not None]
+        if errors:
+            raise PageportError(errors[0])
+        return [
+            embedding(
+                output.pooled or (), pooling, len(output.prompt_token_ids), dimensions=dimensions, normalizes=normalize
+            )
+            for output in outputs
+        ]
 
     def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[RequestOutput]:
         """Search with beams; each result's outputs are the beams, best first."""

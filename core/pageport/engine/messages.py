@@ -45,7 +45,7 @@ class SequenceOutput:
     """New tokens of one sequence. ``finish_reason`` is a ``FinishReason`` value, None while it runs.
 
     ``stop_token_id`` is the stop token that ended it (the last of ``token_ids``). ``logprobs`` has one entry a token.
-    The first output of a request's sequence 0 carries ``prompt_logprobs`` (first entry None) and
+    The first output of a request's sequence 0 carries ``prompt_logprobs`` (first entry None), ``pooled`` and
     ``num_cached_tokens``. Beam sequences come once, finished, best first, with ``cumulative_logprob``.
     """
 
@@ -57,6 +57,7 @@ class SequenceOutput:
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int | None = None
+    pooled: list[float] | None = None
     cumulative_logprob: float | None = None
     error: str | None = None
 

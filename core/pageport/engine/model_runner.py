@@ -16,6 +16,7 @@ from pageport.engine.step_buffers import DecodeStep, Step, StepBuffers
 from pageport.engine.step_graphs import StepGraphs
 from pageport.models.decoder import Decoder
 from pageport.sampling.logprobs import prompt_logprobs, token_logprobs
+from pageport.sampling.pooling import Pooling
 from pageport.sampling.rows import SamplingRows
 from pageport.sampling.sampler import Choose, SamplerOutput, sample
 from pageport.scheduling.batch import Batch, StepResult, TokenLogprobs
@@ -65,6 +66,7 @@ class ModelRunner(Runner):
         self._choose = choose
         self._sampling = SamplingRows(max_num_seqs, vocab_size, where)
         self._scored_prompts: dict[int, _ScoredPrompt] = {}
+        self._pooled_prompts: dict[int, _PooledPrompt] = {}
         self._buffers = StepBuffers(
             groups,
             max_num_seqs=max_num_seqs,
@@ -90,13 +92,15 @@ class ModelRunner(Runner):
         if batch.rows and batch.num_decodes == len(batch.rows):
             decodes = DecodeStep(step.inputs, step.batches)
             logits = self._decode(decodes) if self._graphs is None else self._graphs.run(decodes)
-            return _Pending(self._sample(batch, step, logits, range(len(batch.rows))), {})
+            return _Pending(self._sample(batch, step, logits, range(len(batch.rows))), {}, {})
         hidden = self._decoder.hidden(step.inputs, self._pools, step.batches)
         prompt_scores = self._score_prompts(batch, step, hidden)
+        pooled = self._pool(batch, step, hidden)
         sources = list(dict.fromkeys(batch.sample_sources))
         if not sources:
-            return _Pending(None, prompt_scores)
-        return _Pending(self._sample(batch, step, self._last_logits(step, hidden, sources), sources), prompt_scores)
+            return _Pending(None, prompt_scores, pooled)
+        logits = self._last_logits(step, hidden, sources)
+        return _Pending(self._sample(batch, step, logits, sources), prompt_scores, pooled)
 
     def close(self) -> None:
         if not self._pools:
@@ -128,6 +132,8 @@ class ModelRunner(Runner):
             num_logprobs = new.sampling.params.prompt_logprobs
             if num_logprobs is not None:
                 self._scored_prompts[new.row] = _ScoredPrompt(num_logprobs, new.num_prompt_tokens)
+            if new.sampling.params.pooling is not None:
+                self._pooled_prompts[new.row] = _PooledPrompt(new.sampling.params.pooling, new.num_prompt_tokens)
 
     def _decode(self, step: DecodeStep) -> Tensor:
         """Return the logits of every request."""
@@ -176,15 +182,34 @@ class ModelRunner(Runner):
                 scores[entry] += prompt_logprobs(logits, next_tokens, num_logprobs)
         return scores
 
+    def _pool(self, batch: Batch, step: Step, hidden: Tensor) -> dict[int, Tensor]:
+        """Sum up, in float64, what each pooled entry's prompt asks for of its positions in this step."""
+        sums: dict[int, Tensor] = {}
+        for entry in batch.pooled_entries:
+            start, first = batch.starts[entry], int(step.query_start_loc[entry])
+            pooling, num_prompt_tokens = self._pooled_prompts[batch.rows[entry]]
+            stop = first + min(batch.counts[entry], num_prompt_tokens - start)
+            if pooling == "last":
+                first = max(first, first + num_prompt_tokens - 1 - start)
+            sums[entry] = hidden[first:stop].double().sum(dim=0)
+        return sums
+
 
 class _Pending(PendingStep):
-    def __init__(self, output: SamplerOutput | None, prompt_scores: dict[int, list[TokenLogprobs]]) -> None:
+    def __init__(
+        self,
+        output: SamplerOutput | None,
+        prompt_scores: dict[int, list[TokenLogprobs]],
+        pooled: dict[int, Tensor],
+    ) -> None:
         self._output = output
         self._prompt_scores = prompt_scores
+        self._pooled = pooled
 
     def result(self) -> StepResult:
+        pooled = {entry: vector.tolist() for entry, vector in self._pooled.items()}
         if self._output is None:
-            return StepResult(token_ids=[], prompt_logprobs=self._prompt_scores)
+            return StepResult(token_ids=[], prompt_logprobs=self._prompt_scores, pooled=pooled)
         tokens, errors = self._output.token_ids.tolist(), self._output.errors()
         scored = token_logprobs(self._output.logprobs, len(tokens)) if self._output.logprobs else []
         return StepResult(
@@ -192,7 +217,15 @@ class _Pending(PendingStep):
             logprobs=[None if entry is None else [entry] for entry in scored] or None,
             errors=errors,
             prompt_logprobs=self._prompt_scores,
+            pooled=pooled,
         )
+
+
+class _PooledPrompt(NamedTuple):
+    """A row whose prompt's hidden states are wanted."""
+
+    pooling: Pooling
+    num_prompt_tokens: int
 
 
 class _ScoredPrompt(NamedTuple):

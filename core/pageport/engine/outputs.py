@@ -41,6 +41,7 @@ class RequestOutput:
     prompt_logprobs: list[Mapping[int, Logprob] | None] | None = None
     finished: bool = False
     num_cached_tokens: int | None = None
+    pooled: list[float] | None = None
     error: str | None = None
 
 
@@ -49,7 +50,8 @@ class ChoiceDelta:
     """What is new of one choice since its last delta: every field but ``cumulative_logprob`` is an addition.
 
     ``text`` may be empty while a character or a possible stop string is incomplete. ``finish_reason`` is set in the
-    last delta of a choice. ``prompt_logprobs`` and ``num_cached_tokens`` come once for a request, with choice 0.
+    last delta of a choice. ``prompt_logprobs``, ``pooled`` and ``num_cached_tokens`` come once for a request, with
+    choice 0.
     """
 
     request_id: str
@@ -62,4 +64,5 @@ class ChoiceDelta:
     stop_reason: int | str | None = None
     prompt_logprobs: list[Mapping[int, Logprob] | None] | None = None
     num_cached_tokens: int | None = None
+    pooled: list[float] | None = None
     error: str | None = None

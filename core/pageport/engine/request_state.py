@@ -177,6 +177,7 @@ class RequestState:
         self._choices = [Choice(index, request, tokenizer) for index in range(request.num_choices)]
         self._prompt_logprobs: list[Mapping[int, Logprob] | None] | None = None
         self._num_cached_tokens: int | None = None
+        self._pooled: list[float] | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -191,6 +192,8 @@ class RequestState:
         is_first = self._num_cached_tokens is None
         if output.num_cached_tokens is not None:
             self._num_cached_tokens = output.num_cached_tokens
+        if output.pooled is not None:
+            self._pooled = output.pooled
         if output.prompt_logprobs is not None:
             self._prompt_logprobs = [
                 None if entry is None else to_logprobs(entry, self._tokenizer) for entry in output.prompt_logprobs
@@ -198,6 +201,7 @@ class RequestState:
         if not self._is_held:
             if output.index == 0:
                 delta.num_cached_tokens = output.num_cached_tokens if is_first else None
+                delta.pooled = output.pooled
                 delta.prompt_logprobs = None if output.prompt_logprobs is None else self._prompt_logprobs
             return [delta]
         return self._best() if self.is_finished else []
@@ -217,6 +221,7 @@ class RequestState:
             prompt_logprobs=self._prompt_logprobs,
             finished=self.is_finished,
             num_cached_tokens=self._num_cached_tokens,
+            pooled=self._pooled,
             error=next((choice.error for choice in self._choices if choice.error is not None), None),
         )
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pageport.sampling.pooling import Pooling
 from pageport.sampling.structured import StructuredOutput
 
 # (output token ids so far, logits float32 [vocab]) -> logits; runs on the host, in the engine's process.
@@ -41,6 +42,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     logits_processors: Sequence[LogitsProcessor] | None = None
     structured: StructuredOutput | None = None  # the form the output must have
+    pooling: Pooling | None = None  # sum up the prompt's hidden states, for an embedding
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True

@@ -13,6 +13,7 @@ from typing import cast
 from pageport.errors import InvalidParameter
 from pageport.sampling.beam import BeamSearchParams
 from pageport.sampling.params import SamplingParams
+from pageport.sampling.pooling import POOLINGS
 from pageport.sampling.structured import KINDS, StructuredOutput
 
 MAX_SEQUENCES = 16384  # n, best_of and beam_width
@@ -32,6 +33,15 @@ def validate(params: SamplingParams, vocab_size: int | None = None) -> None:
     _check_combinations(params)
     if params.structured is not None:
         _check_structured(params.structured)
+    if params.pooling is not None:
+        _check_pooling(params)
+
+
+def _check_pooling(params: SamplingParams) -> None:
+    if params.pooling not in POOLINGS:
+        raise _invalid("pooling", params.pooling, f"it must be {' or '.join(POOLINGS)}.")
+    if params.n != 1 or params.best_of is not None:
+        raise _invalid("pooling", params.pooling, "a prompt has one embedding. Leave out n and best_of.")
 
 
 def validate_beam(params: BeamSearchParams) -> None:

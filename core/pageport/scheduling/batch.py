@@ -53,6 +53,8 @@ class Batch:
     sample_sources: list[int] = field(default_factory=list)
     # Entries of `rows` whose every token's prompt logprobs are wanted.
     prompt_logprob_entries: list[int] = field(default_factory=list)
+    # Entries of `rows` whose tokens of the prompt are summed up for an embedding.
+    pooled_entries: list[int] = field(default_factory=list)
     num_decodes: int = 0  # the first entries are decodes: one token each
     new_rows: list[NewRow] = field(default_factory=list)
     block_updates: list[BlockUpdate] = field(default_factory=list)
@@ -86,12 +88,14 @@ class StepResult:
     ``errors`` maps a sample to the reason why its logits are unusable (NaN); its token list is empty.
     ``logprobs[k]`` has one entry a token where the request asked for them, else is None. For a beam it holds the
     most likely candidates. ``prompt_logprobs`` maps an entry of ``Batch.rows`` to one ``TokenLogprobs`` for each of
-    its tokens that has a next prompt token (position p scores token p + 1). ``failure``: the device failed and the
-    whole step is void; every sequence of the batch ends with this reason.
+    its tokens that has a next prompt token (position p scores token p + 1). ``pooled`` maps an entry of
+    ``Batch.pooled_entries`` to the sum over its tokens. ``failure``: the device failed and the whole step is void;
+    every sequence of the batch ends with this reason.
     """
 
     token_ids: Sequence[Sequence[int]]
     logprobs: Sequence[Sequence[TokenLogprobs] | None] | None = None
     prompt_logprobs: Mapping[int, list[TokenLogprobs]] = field(default_factory=dict)
+    pooled: Mapping[int, list[float]] = field(default_factory=dict)
     errors: Mapping[int, str] = field(default_factory=dict)
     failure: str | None = None

@@ -46,6 +46,8 @@ class Request:
     needs_host_token: bool = False
     # Logits of every prompt position are needed, so nothing is read from the prefix index.
     wants_prompt_logprobs: bool = False
+    # The same for the hidden states, which are summed up.
+    wants_pooled: bool = False
     # Tagged extra keys of the prefix hash: {"salt": "…", "adapter": "…"}.
     cache_keys: Mapping[str, str] = field(default_factory=dict)
     # Beam search when set: sequences are then beams.
@@ -54,6 +56,13 @@ class Request:
     num_cached_tokens: int | None = None  # prefix hit of the first scheduling
     # Logprobs of prompt positions 1, 2, …, collected over chunks; None: not wanted, or told already.
     prompt_scores: list[TokenLogprobs] | None = None
+    # Sum over the prompt positions computed so far; None: not wanted, or told already.
+    pooled: list[float] | None = None
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Must every position of the prompt be computed, also those whose blocks are cached?"""
+        return self.prompt_scores is not None or self.wants_pooled
 
     @property
     def is_finished(self) -> bool:

@@ -223,7 +223,7 @@ class StepPlanner:
     def _awaits_prefix(self, sequence: Sequence) -> bool:
         """Say whether somebody who runs computes what ``sequence`` would compute first: others may start before it."""
         request = sequence.request
-        if request.prompt_scores is not None:
+        if request.needs_whole_prompt:
             return False
         if sequence.prefix_chain is None:
             sequence.prefix_chain = HashChain(request.cache_keys)
@@ -243,7 +243,7 @@ class StepPlanner:
             sequence.sequence_id,
             sequence.token_ids,
             request.cache_keys,
-            read_prefix=request.prompt_scores is None,
+            read_prefix=not request.needs_whole_prompt,
             chain=sequence.prefix_chain,
         )
         if needed is None and not self._admission.fits(sequence, prefilling):
@@ -273,7 +273,7 @@ class StepPlanner:
     def _count_prompt(self, request: Request, cached: int) -> None:
         stats, num_prompt = self._roster.stats, len(request.prompt_token_ids)
         stats.prompt_tokens_total += num_prompt
-        if request.prompt_scores is None:
+        if not request.needs_whole_prompt:
             stats.prefix_query_tokens_total += num_prompt
             stats.prefix_hit_tokens_total += cached
 
@@ -328,6 +328,8 @@ class StepPlanner:
         scores = request.prompt_scores
         if scores is not None and len(scores) < min(start + count, sequence.num_prompt_tokens - 1):
             batch.prompt_logprob_entries.append(len(batch.rows))
+        if request.wants_pooled and start < sequence.num_prompt_tokens:
+            batch.pooled_entries.append(len(batch.rows))
         batch.rows.append(sequence.row)
         batch.starts.append(start)
         batch.counts.append(count)

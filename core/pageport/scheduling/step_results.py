@@ -1,5 +1,6 @@
 """``StepResults``: what came back from a step becomes tokens, ends and freed blocks."""
 
+import operator
 from collections.abc import Sequence as ListOf
 
 from pageport.cache.block_manager import BlockManager
@@ -27,6 +28,7 @@ class StepResults:
             return self._fail(batch, result.failure)
         self._commit_chunks(batch)
         self._collect_prompt_scores(batch, result)
+        self._collect_pooled(batch, result)
         updates: list[SequenceUpdate] = []
         beams: dict[str, list[TokenLogprobs]] = {}
         logprobs, errors = result.logprobs, result.errors
@@ -76,6 +78,13 @@ class StepResults:
             if scores is not None and start <= len(scores):
                 scores += listed[len(scores) - start :]
 
+    def _collect_pooled(self, batch: Batch, result: StepResult) -> None:
+        for entry, chunk in result.pooled.items():
+            request = batch.sequences[entry].request
+            # A prompt that is computed again is summed up again.
+            before = None if batch.starts[entry] == 0 else request.pooled
+            request.pooled = chunk if before is None else list(map(operator.add, before, chunk))
+
     def _append(
         self, sequence: Sequence, sampled: ListOf[int], logprobs: ListOf[TokenLogprobs] | None
     ) -> SequenceUpdate:
@@ -101,6 +110,7 @@ class StepResults:
             update.logprobs = list(logprobs[: len(new)])
         if request.prompt_scores is not None:
             update.prompt_logprobs = _take_prompt_scores(request)
+        update.pooled, request.pooled = request.pooled, None
         return update
 
     # Errors

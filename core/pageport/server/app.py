@@ -7,7 +7,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from pageport import __version__
 from pageport.engine.async_engine import AsyncEngine
-from pageport.server import chat, completions, health, models, page, responses, tokenize
+from pageport.server import chat, completions, embeddings, health, models, page, responses, tokenize
 from pageport.server.admission import Admission
 from pageport.server.auth import ApiKeys
 from pageport.server.config import ServerConfig
@@ -16,6 +16,7 @@ from pageport.server.metrics import CountResponses, Metrics
 from pageport.server.openapi import publish_bodies
 from pageport.server.protocol.chat import ChatRequest
 from pageport.server.protocol.completions import CompletionRequest
+from pageport.server.protocol.embeddings import EmbeddingRequest
 from pageport.server.protocol.responses import ResponseRequest
 from pageport.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from pageport.server.request_ids import HEADER, RequestIds
@@ -35,9 +36,11 @@ def create_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
         admission=Admission(config.max_queued_tokens),
         responses=ResponseStore(max_responses=config.max_stored_responses, max_bytes=config.max_stored_response_bytes),
     )
-    for routes in (completions, chat, responses, models, tokenize, health, page):
+    for routes in (completions, chat, responses, embeddings, models, tokenize, health, page):
         app.include_router(routes.router)
-    publish_bodies(app, [CompletionRequest, ChatRequest, ResponseRequest, TokenizeRequest, DetokenizeRequest])
+    publish_bodies(
+        app, [CompletionRequest, ChatRequest, ResponseRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest]
+    )
     install_error_handlers(app)
     # What is added last sees a request first: a refused one is counted, and a browser may read why it was refused.
     keys = config.read_api_keys()

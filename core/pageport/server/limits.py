@@ -17,6 +17,7 @@ def check_limits(body: BaseModel, config: ServerConfig) -> None:
     _check(body, "stop", config.max_stop_strings, "max-stop-strings")
     _check(body, "logit_bias", config.max_logit_biases, "max-logit-biases")
     _check(body, "prompt", config.max_prompts, "max-prompts")
+    _check(body, "input", config.max_prompts, "max-prompts")
 
 
 def _check(body: BaseModel, name: str, limit: int, option: str) -> None:
