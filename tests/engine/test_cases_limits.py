@@ -144,8 +144,15 @@ def test_an_empty_message_is_what_its_template_makes_of_it(
     assert server.say(PATHS[1]).text == "x"
 
 
-def test_embeddings_of_nothing_are_not_served(open_llm: OpenLLM, tiny_llama: Path) -> None:
-    """LIM-05: there is no such endpoint yet."""
+def test_embeddings_of_nothing_are_those_of_what_begins_a_text_or_refused(
+    open_llm: OpenLLM, open_scripted: OpenLLM, tiny_llama: Path
+) -> None:
+    """LIM-05."""
     server = LocalServer(open_llm(tiny_llama))
-    assert server.post("/v1/embeddings", input="").status_code == 404
-    assert server.say(PATHS[0], max_tokens=1).num_tokens == 1
+    answer = server.post("/v1/embeddings", input="").json()
+    assert (answer["usage"]["prompt_tokens"], len(answer["data"])) == (1, 1)
+    server = LocalServer(open_scripted([b"x"]))
+    for nothing in ("", ["a", ""], [], [[]]):
+        response = server.post("/v1/embeddings", input=nothing)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "input")
+    assert server.say(PATHS[0]).text == "x"
