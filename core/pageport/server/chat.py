@@ -17,7 +17,7 @@ from pageport.server.errors import quote
 from pageport.server.generation import Generation
 from pageport.server.logprobs import prompt_logprobs
 from pageport.server.message_writer import MessageWriter
-from pageport.server.openapi import documents_body
+from pageport.server.openapi import STREAMED, documents_body
 from pageport.server.parameters import sampling_params
 from pageport.server.protocol.chat import (
     ChatChunk,
@@ -35,7 +35,9 @@ from pageport.server.usage import UsageReports
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions", response_model=ChatResponse, openapi_extra=documents_body(ChatRequest))
+@router.post(
+    "/v1/chat/completions", response_model=ChatResponse, responses=STREAMED, openapi_extra=documents_body(ChatRequest)
+)
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation n times."""
     service = service_of(request)

@@ -10,7 +10,7 @@ from pageport.engine.outputs import ChoiceDelta, Logprob
 from pageport.errors import InvalidParameter
 from pageport.server.generation import Generation
 from pageport.server.logprobs import CompletionColumns, ScoredToken, ScoredTokens, join_columns, prompt_logprobs
-from pageport.server.openapi import documents_body
+from pageport.server.openapi import STREAMED, documents_body
 from pageport.server.parameters import sampling_params
 from pageport.server.protocol.common import Usage
 from pageport.server.protocol.completions import (
@@ -32,7 +32,12 @@ DEFAULT_MAX_TOKENS = 16
 PromptPositions = Sequence[Mapping[int, Logprob] | None]
 
 
-@router.post("/v1/completions", response_model=CompletionResponse, openapi_extra=documents_body(CompletionRequest))
+@router.post(
+    "/v1/completions",
+    response_model=CompletionResponse,
+    responses=STREAMED,
+    openapi_extra=documents_body(CompletionRequest),
+)
 async def create_completion(request: Request) -> Response:
     """Continue each prompt n times."""
     service = service_of(request)

@@ -7,6 +7,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 SCHEMAS = "#/components/schemas/{model}"
+# What a route that streams on request answers with besides its JSON.
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
 
 
 def documents_body(kind: type[BaseModel]) -> dict[str, Any]:

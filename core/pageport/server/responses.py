@@ -13,7 +13,7 @@ from pageport.errors import InvalidParameter, PageportError
 from pageport.server.chat import Chat
 from pageport.server.chat_prompt import render_prompt
 from pageport.server.errors import UnknownResponse, quote
-from pageport.server.openapi import documents_body
+from pageport.server.openapi import STREAMED, documents_body
 from pageport.server.protocol.chat import ChatMessage
 from pageport.server.protocol.responses import (
     DeletedResponse,
@@ -32,7 +32,9 @@ from pageport.server.streaming import named_event, stream_events, until_disconne
 router = APIRouter()
 
 
-@router.post("/v1/responses", response_model=ResponseObject, openapi_extra=documents_body(ResponseRequest))
+@router.post(
+    "/v1/responses", response_model=ResponseObject, responses=STREAMED, openapi_extra=documents_body(ResponseRequest)
+)
 async def create_response(request: Request) -> Response:
     """Answer a text or a conversation, or go on with one that is kept here."""
     answer = await service_of(request).build(request, ResponseRequest, Answer)
