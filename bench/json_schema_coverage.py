@@ -19,11 +19,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from pageport.sampling.grammar_check import SingleBytes
 from pageport.sampling.grammar_checker import GrammarChecker
 from pageport.sampling.grammar_source import grammar_limits, grammar_text
 from pageport.sampling.structured import StructuredOutput
-
-END = 256
 
 
 class Refused(Exception):
@@ -43,14 +42,9 @@ class LLGuidance:
     def __init__(self) -> None:
         from llguidance import LLTokenizer, TokenizerWrapper
 
-        self._tokenizer = LLTokenizer(TokenizerWrapper(self))
+        self._bytes = SingleBytes()
+        self._tokenizer = LLTokenizer(TokenizerWrapper(self._bytes))
         self._checker = GrammarChecker()
-
-    eos_token_id, bos_token_id, special_token_ids = END, None, (END,)
-    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>")
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        return list(text.encode() if isinstance(text, str) else text)
 
     def compile(self, schema: str) -> Takes:
         from llguidance import LLMatcher
@@ -62,7 +56,7 @@ class LLGuidance:
         start = LLMatcher(self._tokenizer, grammar_text(structured), log_level=0, limits=grammar_limits())
 
         def takes(text: str) -> bool:
-            matcher, token_ids = start.deep_copy(), self(text)
+            matcher, token_ids = start.deep_copy(), self._bytes(text)
             return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
 
         return takes
@@ -75,7 +69,7 @@ class XGrammar:
         import xgrammar  # type: ignore[import-not-found]  # only where somebody compares
 
         self._library = xgrammar
-        info = xgrammar.TokenizerInfo(list(LLGuidance.tokens), stop_token_ids=[END])
+        info = xgrammar.TokenizerInfo(list(SingleBytes.tokens), stop_token_ids=[SingleBytes.eos_token_id])
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
     def compile(self, schema: str) -> Takes:
@@ -86,7 +80,7 @@ class XGrammar:
 
         def takes(text: str) -> bool:
             matcher = self._library.GrammarMatcher(compiled)
-            return bool(matcher.accept_string(text) and matcher.accept_token(END))
+            return bool(matcher.accept_string(text) and matcher.accept_token(SingleBytes.eos_token_id))
 
         return takes
 

@@ -4,7 +4,7 @@
 
 Starts ``pageport serve MODEL``, asks some questions one by one, then asks them again among streams that are left,
 connections that are cut, wrong bodies, deadlines and prompts that do not fit. In the end every answer must be the one
-that was given alone, all cache blocks must be free, and memory must not have grown. Needs httpx and psutil.
+that was given alone, all cache blocks must be free, and memory must not have grown. Needs httpx.
 """
 
 import argparse
@@ -14,12 +14,12 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-import psutil
+from meter import all_descendants, memory_mb
 from server_process import free_port, serving
 
 OPTIONS = ("--num-kv-blocks", "512", "--max-model-len", "512", "--max-num-seqs", "32", "--disable-log-requests")
@@ -126,7 +126,7 @@ class Soak:
             wanted -= 1
             if wanted < 0:
                 break
-        await stream.aclose()  # type: ignore[attr-defined]  # an async generator
+        await stream.aclose()
 
     async def cut(self) -> None:
         """A plain request whose connection is cut before it is answered."""
@@ -161,7 +161,7 @@ class Soak:
             raise SoakFailed(f"{question.body} was answered with {response.status_code} {response.text[:300]}.")
         return _text(question, response.json())
 
-    async def _lines(self, question: Question) -> Any:
+    async def _lines(self, question: Question) -> AsyncGenerator[str, None]:
         body = {**question.body, "stream": True}
         async with self.client.stream("POST", question.path, json=body) as response:
             if response.status_code != 200:
@@ -237,8 +237,7 @@ async def _require_idle(client: httpx.AsyncClient, timeout_s: float = 30) -> Non
 
 def _memory_mb(pid: int) -> float:
     """The server's and its engine's own memory."""
-    server = psutil.Process(pid)
-    return sum(process.memory_info().rss for process in (server, *server.children(recursive=True))) / 2**20
+    return memory_mb(all_descendants(pid), "VmRSS")
 
 
 def _text(question: Question, answer: Mapping[str, Any]) -> str:

@@ -186,9 +186,9 @@ def test_an_explosive_grammar_costs_its_time_and_no_more(checker: GrammarChecker
 def test_find_problem_leaves_nothing_behind_in_the_tokenizer() -> None:
     from llguidance import LLTokenizer, TokenizerWrapper
 
-    from pageport.sampling.grammar_check import _SingleBytes
+    from pageport.sampling.grammar_check import SingleBytes
 
-    tokenizer = LLTokenizer(TokenizerWrapper(_SingleBytes()))
+    tokenizer = LLTokenizer(TokenizerWrapper(SingleBytes()))
     answers = [find_problem(StructuredOutput(regex=text), tokenizer) for text in ("a", "(", "a", "(")]
     assert [bool(answer) for answer in answers] == [False, True, False, True]
 

@@ -1,6 +1,7 @@
 """A scripted engine, so that the protocol can be tested without a model."""
 
 import asyncio
+import atexit
 import codecs
 import contextlib
 import json
@@ -11,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
-from typing import Any
+from typing import IO, Any
 
 import httpx
 import pytest
@@ -188,14 +189,16 @@ def events(response: httpx.Response) -> list[Any]:
 
 
 class ServerProcess:
-    """``pageport serve`` on a free port, ready for requests."""
+    """``pageport serve`` on a free port, ready for requests. It ends with the tests if none stops it."""
 
-    def __init__(self, model: str, *options: str) -> None:
+    def __init__(self, model: str, *options: str, log: IO[str] | None = None) -> None:
+        """Start it; ``log`` is where it writes to, instead of what ``stop`` returns."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         command = [sys.executable, "-m", "pageport", "serve", "--model", model, "--port", str(port), *options]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, stdout=log, stderr=log or subprocess.PIPE, text=True)
+        atexit.register(self.process.kill)
         self.url = f"http://127.0.0.1:{port}"
         self._stderr: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -235,13 +238,13 @@ class ServerProcess:
         finally:
             self.process.kill()
             self._reader.join()
-            assert self.process.stderr is not None
-            self.process.stderr.close()
+            if self.process.stderr is not None:
+                self.process.stderr.close()
         return "".join(self._stderr)
 
     def _read(self) -> None:
-        assert self.process.stderr is not None
-        self._stderr.extend(self.process.stderr)
+        if self.process.stderr is not None:
+            self._stderr.extend(self.process.stderr)
 
 
 def samples(exposition: str) -> dict[str, float]:

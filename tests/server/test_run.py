@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -109,34 +108,18 @@ def test_a_dead_engine_is_told_to_everybody_and_started_again(tiny_model: str) -
 
 def test_a_full_disk_for_logs_stops_nothing(tiny_model: str) -> None:
     """Every line that either process logs is lost, the one about a dead engine too."""
-    with Path("/dev/full").open("w") as full, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        command = [sys.executable, "-m", "pageport", "serve", "--model", tiny_model, "--port", str(port), *OPTIONS]
-        probe.close()
-        process = subprocess.Popen(command, stdout=full, stderr=full)
-    url = f"http://127.0.0.1:{port}"
-    wait_until_healthy(url)
+    with Path("/dev/full").open("w") as full:
+        server = ServerProcess(tiny_model, *OPTIONS, log=full).wait_until_ready()
     question = {"prompt": "a", "max_tokens": 2, "unknown_field": 1}
-    assert httpx.post(f"{url}/v1/completions", json=question, timeout=30).status_code == 200
-    (child,) = psutil.Process(process.pid).children()
+    assert httpx.post(f"{server.url}/v1/completions", json=question, timeout=30).status_code == 200
+    (child,) = psutil.Process(server.process.pid).children()
     child.kill()
-    while httpx.get(f"{url}/health").status_code == 200:
+    while httpx.get(f"{server.url}/health").status_code == 200:
         time.sleep(0.02)
-    wait_until_healthy(url)
-    assert httpx.post(f"{url}/v1/completions", json=question, timeout=30).status_code == 200
-    process.terminate()
-    assert process.wait(15) == 0
-
-
-def wait_until_healthy(url: str, timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        with suppress(httpx.TransportError):
-            if httpx.get(f"{url}/health").status_code == 200:
-                return
-        time.sleep(0.05)
-    raise AssertionError("the server did not become healthy")
+    server.wait_until_ready()
+    assert httpx.post(f"{server.url}/v1/completions", json=question, timeout=30).status_code == 200
+    server.stop()
+    assert server.process.returncode == 0
 
 
 def test_a_stopped_engine_is_seen_and_goes_on_where_it_was(tiny_model: str) -> None:

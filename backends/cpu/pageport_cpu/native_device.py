@@ -46,9 +46,8 @@ class NativeCpuDevice(CpuDevice):
     """
 
     def __init__(self, library: Library, threads: int, *, eager_cache: bool = False) -> None:
-        super().__init__(
-            threads=1, eager_cache=eager_cache
-        )  # torch's own pool would fight with the kernels' for the processors
+        # Torch's own pool would fight with the kernels' for the processors.
+        super().__init__(threads=1, eager_cache=eager_cache)
         self._library = library
         self._weight_memory = WeightMemory()
         library.set_num_threads(threads)

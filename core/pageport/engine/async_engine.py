@@ -277,8 +277,7 @@ class AsyncEngine:
                 self._take(report.info)
                 logger.info("The engine is ready again.")
         elif isinstance(report, Refused):
-            if report.request_id in self._streams:
-                self._streams[report.request_id].put_nowait(report.error)
+            self._tell(report.request_id, report.error)
         elif isinstance(report, Blocks):
             blocks, self._blocks = self._blocks, None
             if blocks is not None:
@@ -292,16 +291,18 @@ class AsyncEngine:
         if line is not None:
             logger.info("%s", line)
         for request_id, error in step.refused.items():
-            if request_id in self._streams:
-                self._streams[request_id].put_nowait(error)
+            self._tell(request_id, error)
         by_request: dict[str, list[ChoiceDelta]] = {}
         for delta in self._outputs.process(step.outputs):
             by_request.setdefault(delta.request_id, []).append(delta)
         for request_id, index in self._outputs.take_aborts():
             self._send(Abort(request_id, index, FinishReason.STOP))
         for request_id, deltas in by_request.items():
-            if request_id in self._streams:
-                self._streams[request_id].put_nowait(deltas)
+            self._tell(request_id, deltas)
+
+    def _tell(self, request_id: str, item: list[ChoiceDelta] | PageportError) -> None:
+        if request_id in self._streams:
+            self._streams[request_id].put_nowait(item)
 
     def _on_end(self) -> None:
         if self._closing:
@@ -336,11 +337,10 @@ class AsyncEngine:
         return self._ready is not None and not self._ready.done()
 
     def _fail(self, reason: str) -> None:
+        is_new = self.error is None or self._restarts  # without restarts, only the first reason is one
         if self.error is None:
             self.error = reason
-            if not (self._closing or self._is_starting):
-                logger.error("%s", reason)
-        elif self._restarts and not self._closing:
+        if is_new and not (self._closing or self._is_starting):
             logger.error("%s", reason)
         if self._ready is not None and self._is_starting:
             self._ready.set_exception(PageportError(reason))

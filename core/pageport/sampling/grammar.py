@@ -148,14 +148,16 @@ class GrammarMatcher:
             raise GrammarError("a step of its grammar costs too much, or the grammar leads nowhere")
         if not may_end:
             rest = mask.copy()
-            rest[[i for i in self._end_token_ids if i < vocab_size]] = False
+            rest[self._ends(vocab_size)] = False
             return rest if rest.any() else mask
         return mask
 
     def is_complete(self, mask: Mask) -> bool:
         """Are end tokens all that ``mask`` allows?"""
-        ends = [i for i in self._end_token_ids if i < len(mask)]
-        return int(mask.sum()) == int(mask[ends].sum())
+        return int(mask.sum()) == int(mask[self._ends(len(mask))].sum())
+
+    def _ends(self, vocab_size: int) -> list[int]:
+        return [i for i in self._end_token_ids if i < vocab_size]
 
 
 class _BoundedCalls:

@@ -40,7 +40,7 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     from llguidance import LLTokenizer, TokenizerWrapper
 
-    tokenizer = LLTokenizer(TokenizerWrapper(_SingleBytes()))
+    tokenizer = LLTokenizer(TokenizerWrapper(SingleBytes()))
     while True:
         try:
             structured = pickle.load(sys.stdin.buffer)  # from the parent: our own
@@ -84,7 +84,7 @@ def _walk(matcher: "LLMatcher") -> str:
     return ""
 
 
-class _SingleBytes:
+class SingleBytes:
     """A vocabulary, in the form that llguidance reads."""
 
     eos_token_id = _END

@@ -33,7 +33,8 @@ class AnswerForm:
         self._reasoning = self._choose_reasoning_format(service)
         # Another form of the output holds from its first token on, and leaves no room for reasoning.
         self._begins_with_reasoning = False
-        if structured_output(body) is None:
+        self.asked = structured_output(body)
+        if self.asked is None:
             self._begins_with_reasoning = self._is_reasoning_open_after(prompt)
         elif self._demands_call:
             raise InvalidParameter(

@@ -66,6 +66,7 @@ class Chat:
                 max_tokens=max_tokens,
                 logprobs=(body.top_logprobs or 0) if body.logprobs else None,
                 prompt_logprobs=body.prompt_logprobs,
+                structured=self._form.asked,
             )
             self._generation = ChatGeneration(
                 service,

@@ -21,6 +21,7 @@ from pageport.server.protocol.completions import (
 )
 from pageport.server.service import Service, service_of
 from pageport.server.streaming import DONE, event, json_response, stream_events, until_disconnected
+from pageport.server.structured import structured_output
 from pageport.server.usage import UsageReports
 from pageport.text.tokenizer import Tokenizer
 
@@ -74,6 +75,7 @@ class Completion:
                 max_tokens=max(max_tokens, 1),
                 logprobs=body.logprobs,
                 prompt_logprobs=_num_prompt_logprobs(body),
+                structured=structured_output(body),
             ),
             add_special_tokens=body.add_special_tokens is not False,
             discards_output=is_prompt_only,

@@ -33,12 +33,7 @@ class Embeddings:
     def __init__(self, service: Service, body: EmbeddingRequest) -> None:
         self._body = body
         self._pooling: Pooling = body.pooling or "mean"
-        fields = GenerationFields(
-            priority=body.priority,
-            timeout=body.timeout,
-            cache_salt=body.cache_salt,
-            truncate_prompt_tokens=body.truncate_prompt_tokens,
-        )
+        fields = GenerationFields(priority=body.priority, timeout=body.timeout, cache_salt=body.cache_salt)
         # The engine always generates; its token is dropped.
         params = SamplingParams(
             temperature=0,

@@ -41,11 +41,7 @@ class UnknownResponse(RequestError):
     """No answer of this id is kept here: HTTP 404."""
 
     def __init__(self, response_id: str) -> None:
-        super().__init__(
-            f"There is no response {quote(response_id)} here: it was not stored, was deleted, or made room for newer "
-            "ones.",
-            "response_id",
-        )
+        super().__init__(no_response(response_id), "response_id")
 
 
 class DeadlineExceeded(PageportError):
@@ -54,6 +50,13 @@ class DeadlineExceeded(PageportError):
 
 class GenerationFailed(PageportError):
     """The engine gave up on one request; others go on."""
+
+
+def no_response(response_id: str) -> str:
+    """Say that no answer of an id is kept here."""
+    return (
+        f"There is no response {quote(response_id)} here: it was not stored, was deleted, or made room for newer ones."
+    )
 
 
 def quote(value: object) -> str:

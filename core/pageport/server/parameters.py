@@ -5,8 +5,8 @@ from typing import Any
 from pageport.errors import InvalidParameter
 from pageport.sampling.beam import BeamSearchParams
 from pageport.sampling.params import SamplingParams
+from pageport.sampling.structured import StructuredOutput
 from pageport.server.protocol.common import GenerationFields
-from pageport.server.structured import structured_output
 
 # Fields that have the same name and meaning in ``SamplingParams``, whose defaults hold for absent ones.
 SAMPLING_FIELDS = (
@@ -54,14 +54,18 @@ NOT_FOR_BEAMS = (
 
 
 def sampling_params(
-    body: GenerationFields, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+    body: GenerationFields,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    structured: StructuredOutput | None,
 ) -> SamplingParams | BeamSearchParams:
-    """Map a request; ``max_tokens`` None is the rest of the context.
+    """Map a request; ``max_tokens`` None is the rest of the context, ``structured`` what ``structured_output`` says.
 
     Raises:
         InvalidParameter: fields contradict each other.
     """
-    structured = structured_output(body)
     if body.use_beam_search:
         if structured is not None:
             raise InvalidParameter(

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from pageport.errors import InvalidParameter, PageportError
 from pageport.server.chat import Chat
 from pageport.server.chat_prompt import render_prompt
-from pageport.server.errors import UnknownResponse, quote
+from pageport.server.errors import UnknownResponse, no_response, quote
 from pageport.server.openapi import STREAMED, documents_body
 from pageport.server.protocol.chat import ChatMessage
 from pageport.server.protocol.responses import (
@@ -176,9 +176,7 @@ def _previous(service: Service, body: ResponseRequest) -> list[ChatMessage]:
     stored = service.responses.get(body.previous_response_id)
     if stored is None:
         raise InvalidParameter(
-            f"There is no response {quote(body.previous_response_id)} here: it was not stored, was deleted, or made "
-            "room for newer ones. Send the conversation as input.",
-            "previous_response_id",
+            f"{no_response(body.previous_response_id)} Send the conversation as input.", "previous_response_id"
         )
     return list(stored.conversation)
 

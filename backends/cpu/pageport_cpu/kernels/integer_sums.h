@@ -157,7 +157,7 @@ inline void add_byte_products(const Quad* weights, const int8_t* x, int stride, 
                 const __m256i pairs = _mm256_maddubs_epi16(sizes[half], _mm256_sign_epi8(inputs, centred[half]));
                 __m256i& sum = sums[row].v[half];
                 sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
-                asm("" : "+x"(sum));
+                asm("" : "+x"(sum));  // added in this order, as below
             }
         }
     }

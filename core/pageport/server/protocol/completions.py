@@ -26,6 +26,15 @@ def check_prompt(value: Any) -> Any:
 Prompt = Annotated[str | list[str] | list[int] | list[list[int]], BeforeValidator(check_prompt)]
 
 
+def one_by_one(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
+    """Return each text or list of token ids of a field that takes one or several."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt[0], int):
+        return [[token_id for token_id in prompt if isinstance(token_id, int)]]
+    return [one for one in prompt if not isinstance(one, int)]
+
+
 class CompletionRequest(GenerationFields):
     """Body of ``POST /v1/completions``."""
 
@@ -35,11 +44,7 @@ class CompletionRequest(GenerationFields):
     @property
     def prompts(self) -> list[str | list[int]]:
         """The prompts one by one, in the order of their choices."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if isinstance(self.prompt[0], int):
-            return [[token_id for token_id in self.prompt if isinstance(token_id, int)]]
-        return [prompt for prompt in self.prompt if not isinstance(prompt, int)]
+        return one_by_one(self.prompt)
 
 
 class CompletionLogprobs(BaseModel):

@@ -7,6 +7,7 @@ from pydantic import BaseModel, Field, StrictInt
 from pageport.sampling.pooling import Pooling
 from pageport.server.protocol.body import RequestBody
 from pageport.server.protocol.common import MAX_CACHE_SALT_CHARACTERS
+from pageport.server.protocol.completions import one_by_one
 
 TokenIds = Annotated[list[StrictInt], Field(min_length=1)]
 Input = str | TokenIds | Annotated[list[str], Field(min_length=1)] | Annotated[list[TokenIds], Field(min_length=1)]
@@ -32,11 +33,7 @@ class EmbeddingRequest(RequestBody):
     @property
     def inputs(self) -> list[str | list[int]]:
         """The inputs one by one."""
-        if isinstance(self.input, str):
-            return [self.input]
-        if isinstance(self.input[0], int):
-            return [[token_id for token_id in self.input if isinstance(token_id, int)]]
-        return [text for text in self.input if not isinstance(text, int)]
+        return one_by_one(self.input)
 
 
 class Embedding(BaseModel):

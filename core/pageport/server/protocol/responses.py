@@ -181,24 +181,23 @@ class ItemEvent(ResponseEvent):
     item: OutputMessage
 
 
-class PartEvent(ResponseEvent):
+class ContentEvent(ResponseEvent):
+    """About the one part of the one item that an answer has."""
+
     item_id: str
     output_index: int = 0
     content_index: int = 0
+
+
+class PartEvent(ContentEvent):
     part: OutputText
 
 
-class TextDeltaEvent(ResponseEvent):
-    item_id: str
-    output_index: int = 0
-    content_index: int = 0
+class TextDeltaEvent(ContentEvent):
     delta: str
     logprobs: list[TokenLogprob]
 
 
-class TextDoneEvent(ResponseEvent):
-    item_id: str
-    output_index: int = 0
-    content_index: int = 0
+class TextDoneEvent(ContentEvent):
     text: str
     logprobs: list[TokenLogprob]
