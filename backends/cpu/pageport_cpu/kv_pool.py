@@ -26,8 +26,8 @@ SLACK_BYTES = 64
 class LayerPart(NamedTuple):
     """Where one layer of a block begins, in bytes from the block's start."""
 
-    keys: int  # [kv_heads, head_size, block_size]
-    values: int  # [kv_heads, block_size, value_head_size]
+    keys: int  # [kv_heads, head_size, block_size]; int8: [kv_heads, head_size / 4, block_size, 4]
+    values: int  # [kv_heads, block_size, value_head_size]; int8: [kv_heads, block_size / 4, value_head_size, 4]
     key_scales: int  # [kv_heads, block_size] float32; of int8 only
     value_scales: int
     end: int
@@ -37,7 +37,8 @@ class LayerPart(NamedTuple):
 class CpuKVPool:
     """``memory`` [blocks, bytes_per_block]: of each block its layers, of each layer what ``LayerPart`` says.
 
-    Keys are transposed, so that one vector holds one feature of neighbouring tokens and scores need no sum over lanes.
+    Keys are transposed, so that one vector holds one feature of neighbouring tokens and scores need no sum over lanes;
+    of int8, four features or tokens that are summed lie side by side, as the processor multiplies them, keys plus 128.
     All layers of a block lie together: used blocks then share the pages of memory that are backed.
     """
 
@@ -93,7 +94,9 @@ def layer_part(spec: KVSpec) -> LayerPart:
     tokens = spec.num_kv_heads * spec.block_size
     itemsize = stored_dtype(spec).itemsize
     scales = tokens * torch.float32.itemsize if spec.dtype == "int8" else 0
-    sizes = (tokens * spec.head_size * itemsize, tokens * spec.value_head_size * itemsize, scales, scales)
+    # Integers lie in fours.
+    head_size = -(-spec.head_size // 4) * 4 if spec.dtype == "int8" else spec.head_size
+    sizes = (tokens * head_size * itemsize, tokens * spec.value_head_size * itemsize, scales, scales)
     return LayerPart(0, *accumulate(sizes))
 
 

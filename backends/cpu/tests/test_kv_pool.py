@@ -49,12 +49,18 @@ def read(pool: CpuKVPool, layer: int) -> Stored:
     spec, part = pool.spec, layer_part(pool.spec)
     heads, size, dtype = spec.num_kv_heads, spec.block_size, getattr(torch, spec.dtype)
     memory = pool.memory[:, layer * part.end : (layer + 1) * part.end]
+    scales = memory[:, part.key_scales :].contiguous().view(torch.float32).view(len(memory), -1, heads, size)
+    by_slot = [scale.transpose(1, 2).reshape(-1, heads) for scale in scales.unbind(1)] or [None, None]
+    if spec.dtype == "int8":
+        integers = memory[:, : part.key_scales].contiguous().view(torch.int8)
+        key = (integers[:, : part.values] ^ -128).reshape(len(memory), heads, -1, size, 4)
+        key = key.permute(0, 3, 1, 2, 4).flatten(3)[..., : spec.head_size]
+        value = integers[:, part.values :].reshape(len(memory), heads, size // 4, spec.value_head_size, 4)
+        return Stored(key.flatten(0, 1), value.permute(0, 2, 4, 1, 3).flatten(0, 2), *by_slot)
     key = memory[:, : part.values].contiguous().view(dtype).view(-1, heads, spec.head_size, size)
     value = (
         memory[:, part.values : part.key_scales].contiguous().view(dtype).view(-1, heads, size, spec.value_head_size)
     )
-    scales = memory[:, part.key_scales :].contiguous().view(torch.float32).view(len(memory), -1, heads, size)
-    by_slot = [scale.transpose(1, 2).reshape(-1, heads) for scale in scales.unbind(1)] or [None, None]
     return Stored(
         key.permute(0, 3, 1, 2).reshape(-1, heads, spec.head_size),
         value.transpose(1, 2).reshape(-1, heads, spec.value_head_size),
@@ -232,6 +238,7 @@ def test_bytes_per_block_count_scales_too() -> None:
     assert bytes_per_block(make_spec("float32")) == tokens * 27 * 4
     assert bytes_per_block(make_spec("float8_e5m2")) == tokens * 27
     assert bytes_per_block(make_spec("int8")) == tokens * (27 + 8)
+    assert bytes_per_block(make_spec("int8", head_size=21)) == tokens * (24 + 7 + 8)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 // Attention over the paged cache: softmax(softcap(q·k·scale) + alibi + mask)·v, for decodes and prefills alike.
 #include "attention_cache.h"
+#include "attention_integers.h"
 #include "attention_products.h"
 #include "attention_rows.h"
 #include "attention_work.h"
@@ -21,7 +22,8 @@ Floats lane_numbers() {
     return load(numbers.values);
 }
 
-// Turns one row's products into weights, and lets `partial` know of their peak and their sum.
+// Turns one row's products into weights, and lets `partial` know of their peak and their sum. What `seen` leaves out of
+// its vectors becomes 0 if there are scales.
 void weigh(const Attention& a, const Rows& rows, int row, TileRange seen, int64_t tile_start, const TileScales& scales,
            Partial& partial) {
     float* scores = rows.scores + row * TILE_KEYS;
@@ -29,6 +31,11 @@ void weigh(const Attention& a, const Rows& rows, int row, TileRange seen, int64_
     const Floats lanes = lane_numbers();
     const float cap = static_cast<float>(a.softcap) * LOG2_E;
     Floats highest = hidden;
+    const auto hide = [&](int start, Floats x, Floats instead) {
+        const auto lanes_before = [&](int key) { return less(lanes, broadcast(static_cast<float>(key - start))); };
+        if (start < seen.first) x = select(lanes_before(seen.first), instead, x);
+        return start + LANES > seen.last ? select(lanes_before(seen.last), x, instead) : x;
+    };
     for (int v = seen.first_vector(); v < seen.last_vector(); ++v) {
         const int start = v * LANES;
         Floats score = load(scores + start);
@@ -38,9 +45,7 @@ void weigh(const Attention& a, const Rows& rows, int row, TileRange seen, int64_
             const Floats distance = lanes + broadcast(static_cast<float>(tile_start + start) - rows.position[row]);
             score = fma(distance, broadcast(rows.slope[row]), score);
         }
-        const auto lanes_before = [&](int key) { return less(lanes, broadcast(static_cast<float>(key - start))); };
-        if (start < seen.first) score = select(lanes_before(seen.first), hidden, score);
-        if (start + LANES > seen.last) score = select(lanes_before(seen.last), score, hidden);
+        score = hide(start, score, hidden);
         highest = max(highest, score);
         store(scores + start, score);
     }
@@ -49,7 +54,8 @@ void weigh(const Attention& a, const Rows& rows, int row, TileRange seen, int64_
     for (int v = seen.first_vector(); v < seen.last_vector(); ++v) {
         Floats weight = exp2(load(scores + v * LANES) - peak);
         total = total + weight;
-        if (a.value_scales != nullptr) weight = weight * load(scales.values[v]);
+        // The scale of a token that is not there may be NaN.
+        if (a.value_scales != nullptr) weight = hide(v * LANES, weight * load(scales.values[v]), broadcast(0.0f));
         store(scores + v * LANES, weight);
     }
     store(partial.total + row * LANES, total);
@@ -125,9 +131,47 @@ void add_tile(const Attention& a, const Rows& rows, const Tile<Stored>& tile, co
     }
 }
 
+// The same with integers, which a weight of 0 takes nothing of: rows need not see the same keys.
+void add_tile(const Attention& a, Rows& rows, const Tile<Int8>& tile, const TileScales& scales,
+              int64_t tile_start, Partial& partial) {
+    const int blocks = (rows.count + INTEGER_ROWS - 1) / INTEGER_ROWS;
+    for (int block = 0; block < blocks; ++block) {
+        const int first = rows.count * block / blocks, last = rows.count * (block + 1) / blocks;
+        const TileRange seen = within({rows.seen[first].first, rows.seen[last - 1].last}, tile_start);
+        if (seen.empty()) continue;
+        with_rows(last - first, [&](auto count) {
+            const int first_group = seen.first / OUTPUTS, end = (seen.last + OUTPUTS - 1) / OUTPUTS;
+            each_piece<INTEGER_GROUPS>(end - first_group, [&](auto groups, int group) {
+                multiply_keys<count(), groups()>(rows.integers, first, tile, first_group + group,
+                                                 stored_features<Int8>(a.head_size) / 4, rows.scores);
+            });
+        });
+        for (int row = first; row < last; ++row) {
+            const TileRange range = within(rows.seen[row], tile_start);
+            if (range.empty()) {
+                rows.weights.clear(row);
+                continue;
+            }
+            weigh(a, rows, row, range, tile_start, scales, partial);
+            Floats weights[TILE_VECTORS];
+            for (int v = 0; v < TILE_VECTORS; ++v) {
+                const bool is_seen = v >= range.first_vector() && v < range.last_vector();
+                weights[v] = is_seen ? load(rows.scores + row * TILE_KEYS + v * LANES) : broadcast(0.0f);
+            }
+            rows.weights.round_weights<TILE_VECTORS>(row, weights);
+        }
+        with_rows(last - first, [&](auto count) {
+            each_piece<INTEGER_GROUPS>(static_cast<int>(partial.sums_stride / OUTPUTS), [&](auto groups, int group) {
+                multiply_values<count(), groups()>(rows.weights, first, tile, seen.first / 4, (seen.last + 3) / 4,
+                                                   group * OUTPUTS, partial.sums, partial.sums_stride);
+            });
+        });
+    }
+}
+
 // Sums the keys of one split; what is read after the last of `cache` is probably the first of `following`.
 template <class Stored>
-void add_split(const Attention& a, const Cache<Stored>& cache, const Cache<Stored>& following, const Rows& rows,
+void add_split(const Attention& a, const Cache<Stored>& cache, const Cache<Stored>& following, Rows& rows,
                int64_t split, Partial& partial) {
     const KeyRange keys = {std::max(cache.read.first, split * SPLIT_KEYS),
                            std::min(cache.read.last, (split + 1) * SPLIT_KEYS)};
@@ -142,7 +186,7 @@ void add_split(const Attention& a, const Cache<Stored>& cache, const Cache<Store
             if (start + TILE_KEYS < cache.read.last) locate_next_tile(cache, start + TILE_KEYS, tile);
             else locate_next_tile(following, first_tile(following.read), tile);
         }
-        if constexpr (!std::is_same_v<Stored, float>) {
+        if constexpr (!std::is_same_v<Stored, float> && !std::is_same_v<Stored, Int8>) {
             if (has_many_rows) {
                 add_tile(a, rows, convert(a, tile, seen, rows.converted), scales, start, partial);
                 continue;
@@ -172,6 +216,11 @@ void run_piece(const Attention& a, const Work& work, int64_t index, float* parti
     rows.query = memory;
     rows.scores = memory + query_floats;
     rows.converted = rows.scores + score_floats;
+    // Nothing is converted where there are integers.
+    rows.integers.integers = reinterpret_cast<uint8_t*>(rows.converted);
+    rows.integers.stride = row_stride(a);
+    rows.weights.integers = rows.integers.integers + UNIT_ROWS * rows.integers.stride;
+    rows.weights.stride = TILE_KEYS;
     load_rows<Stored>(a, unit, rows);
     float* sums = rows.converted + TILE_KEYS * (a.head_size + stride);
     const Cache<Stored> cache = cache_of<Stored>(a, unit, piece);

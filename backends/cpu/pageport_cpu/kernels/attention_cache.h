@@ -21,7 +21,8 @@ struct Cache {
 
     const Stored* key(int64_t position) const {
         return static_cast<const Stored*>(a.keys) + block(position) * a.block_stride
-               + kv_head * a.head_size * a.block_size + position % a.block_size;
+               + kv_head * stored_features<Stored>(a.head_size) * a.block_size
+               + position % a.block_size * TOGETHER<Stored>;
     }
     const Stored* value(int64_t position) const {
         return static_cast<const Stored*>(a.values) + block(position) * a.block_stride
@@ -39,11 +40,12 @@ template <class Stored>
 void locate_tile(const Cache<Stored>& cache, int64_t tile_start, TileRange seen, Tile<Stored>& tile,
                  TileScales& scales) {
     const Attention& a = cache.a;
-    tile.key_stride = a.block_size;
+    tile.key_stride = a.block_size * TOGETHER<Stored>;
     tile.value_stride = a.value_head_size;
     tile.segment = static_cast<int>(std::min<int64_t>(a.block_size, TILE_KEYS));
     tile.line_mask = std::max<int64_t>(1, 64 / (a.block_size * static_cast<int64_t>(sizeof(Stored)))) - 1;
-    for (int v = seen.first_vector(); v < seen.last_vector(); ++v) {
+    // All vectors of a group of integers.
+    for (int v = seen.first / SMALLEST_BLOCK * SMALLEST_BLOCK / LANES; v < seen.last_vector(); ++v) {
         const int64_t position = tile_start + v * LANES;
         tile.keys[v] = tile.next_keys[v] = cache.key(position);
         if (a.key_scales == nullptr) continue;

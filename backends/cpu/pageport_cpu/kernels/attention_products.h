@@ -127,13 +127,11 @@ inline void with_rows(int rows, Function function) {
 }
 
 // Calls function(constant, first) for pieces of `count` vectors of as many as fit the registers, then fewer.
-template <class Function>
+template <int MOST = MOST_VECTORS, class Function>
 inline void each_piece(int count, Function function) {
     int first = 0;
-    for (; count - first >= MOST_VECTORS; first += MOST_VECTORS) {
-        function(std::integral_constant<int, MOST_VECTORS>{}, first);
-    }
-    if (MOST_VECTORS > 2 && count - first >= 2) {
+    for (; count - first >= MOST; first += MOST) function(std::integral_constant<int, MOST>{}, first);
+    if (MOST > 2 && count - first >= 2) {
         function(std::integral_constant<int, 2>{}, first);
         first += 2;
     }

@@ -3,6 +3,7 @@
 
 #include "attention_products.h"
 #include "attention_work.h"
+#include "integer_rows.h"
 #include "softmax.h"
 
 namespace pageport {
@@ -11,7 +12,8 @@ struct Attention {
     const void* query;  // [tokens, heads, head_size]
     void* out;          // [tokens, heads, value_head_size]
     const void* keys;   // one layer of a block: [kv_heads, head_size, block_size]
-    const void* values;  // [kv_heads, block_size, value_head_size], readable for LANES elements more
+    const void* values;  // [kv_heads, block_size, value_head_size], readable for 64 bytes more
+    // Where both are 8-bit integers, they lie as attention_integers.h says.
     const float* key_scales;  // null, or [kv_heads, block_size], as are those of values
     const float* value_scales;
     const int32_t* query_start_loc;  // [requests + 1]
@@ -32,7 +34,8 @@ struct Attention {
     double softcap;  // 0: none
 };
 
-inline int64_t padded(int64_t size) { return (size + LANES - 1) / LANES * LANES; }
+// Whole vectors of any instruction set.
+inline int64_t padded(int64_t size) { return (size + 15) / 16 * 16; }
 
 struct KeyRange {
     int64_t first, last;  // the last one excluded
@@ -66,6 +69,7 @@ struct Rows {
     int64_t query_stride;
     float* scores;     // [rows, TILE_KEYS]: scores, then weights
     float* converted;  // one tile's keys and values in float32
+    IntegerRows integers, weights;  // queries, and a tile's weights, for a cache of integers
     KeyRange seen[UNIT_ROWS];
     float position[UNIT_ROWS];
     float slope[UNIT_ROWS];
@@ -110,6 +114,15 @@ void load_rows(const Attention& a, const Unit& unit, Rows& rows) {
             float* to = rows.query + row * rows.query_stride;
             each_vector(a.head_size, [&](int64_t i, auto load, auto) { store(to + i, load(from + i) * by); });
         });
+        if constexpr (std::is_same_v<Stored, Int8>) {
+            Floats x[MOST_FEATURES / LANES];
+            const int count = static_cast<int>(rows.query_stride / LANES);
+            for (int i = 0; i < count; ++i) {
+                const int64_t left = std::min<int64_t>(LANES, a.head_size - i * LANES);
+                x[i] = load_first(rows.query + row * rows.query_stride + i * LANES, static_cast<int>(std::max<int64_t>(0, left)));
+            }
+            rows.integers.round_query(row, x, count);
+        }
     }
 }
 

@@ -1,6 +1,7 @@
-// Exact sums of products of unsigned weights and signed activations, for the 16 outputs of a panel at once.
+// Exact sums of products of bytes, for 16 outputs at once: `add_products` multiplies unsigned weights by signed inputs,
+// `add_weighted` signed values by unsigned inputs.
 //
-// `Quad` holds the weights of 4 consecutive inputs for each output; `Sums` an int32 for each output.
+// `Quad` holds what is multiplied by 4 consecutive inputs, for each output; `Sums` an int32 for each output.
 #pragma once
 
 #include "simd.h"
@@ -90,6 +91,17 @@ inline void add_products(const Quad* weights, const int8_t* x, int stride, Sums*
     }
 }
 
+// Adds to `sums` of each row the products of a quad of values from -127 to 127 and inputs from 0 to 255.
+template <int ROWS>
+inline void add_weighted(const Quad& values, const uint8_t* x, int64_t stride, Sums* sums) {
+#pragma GCC unroll 8
+    for (int row = 0; row < ROWS; ++row) {
+        int32_t four;
+        std::memcpy(&four, x + row * stride, 4);
+        sums[row].v = _mm512_dpbusd_epi32(sums[row].v, _mm512_set1_epi32(four), values.v);
+    }
+}
+
 #elif defined(__AVX2__)
 
 struct Quad {
@@ -164,8 +176,7 @@ inline void add_byte_products(const Quad* weights, const int8_t* x, int stride, 
 }
 
 template <int BITS, int QUADS, int ROWS>
-inline void add_products(const Quad* weights, const int8_t* x, int stride, Sums* sums) {
-    if constexpr (BITS == 8) return add_byte_products<QUADS, ROWS>(weights, x, stride, sums);
+inline void add_narrow_products(const Quad* weights, const int8_t* x, int stride, Sums* sums) {
     // An int16 lane takes two products a quad, each below 2^BITS * 127.
     constexpr int STEP = BITS <= 4 ? QUADS : BITS == 5 ? 4 : 2;
     static_assert(QUADS % STEP == 0);
@@ -192,6 +203,29 @@ inline void add_products(const Quad* weights, const int8_t* x, int stride, Sums*
                 const __m256i wide = _mm256_madd_epi16(pairs[row], _mm256_set1_epi16(1));
                 sums[row].v[half] = _mm256_add_epi32(sums[row].v[half], wide);
             }
+        }
+    }
+}
+
+template <int BITS, int QUADS, int ROWS>
+inline void add_products(const Quad* weights, const int8_t* x, int stride, Sums* sums) {
+    if constexpr (BITS == 8) add_byte_products<QUADS, ROWS>(weights, x, stride, sums);
+    else add_narrow_products<BITS, QUADS, ROWS>(weights, x, stride, sums);
+}
+
+// An int16 lane takes one product of 255 and 127, not two: every other input is multiplied at a time.
+template <int ROWS>
+inline void add_weighted(const Quad& values, const uint8_t* x, int64_t stride, Sums* sums) {
+    const __m256i ones = _mm256_set1_epi16(1), even = _mm256_set1_epi16(255);
+#pragma GCC unroll 4
+    for (int row = 0; row < ROWS; ++row) {
+        const __m256i inputs = broadcast_four(reinterpret_cast<const int8_t*>(x + row * stride));
+        for (int half = 0; half < 2; ++half) {
+            const __m256i value = values.v[half];
+            const __m256i first = _mm256_maddubs_epi16(_mm256_and_si256(inputs, even), value);
+            const __m256i second = _mm256_maddubs_epi16(_mm256_andnot_si256(even, inputs), value);
+            const __m256i products = _mm256_add_epi32(_mm256_madd_epi16(first, ones), _mm256_madd_epi16(second, ones));
+            sums[row].v[half] = _mm256_add_epi32(sums[row].v[half], products);
         }
     }
 }
@@ -268,6 +302,17 @@ inline void add_products(const Quad* weights, const int8_t* x, int stride, Sums*
                 const Shorts products = weights[quad].v[i] * static_cast<int16_t>(x[row * stride + quad * 4 + i]);
                 sums[row].v += __builtin_convertvector(products, Integers);
             }
+        }
+    }
+}
+
+template <int ROWS>
+inline void add_weighted(const Quad& values, const uint8_t* x, int64_t stride, Sums* sums) {
+    for (int row = 0; row < ROWS; ++row) {
+        for (int i = 0; i < 4; ++i) {
+            const Shorts value = (values.v[i] ^ 128) - 128;
+            const Shorts products = value * static_cast<int16_t>(x[row * stride + i]);
+            sums[row].v += __builtin_convertvector(products, Integers);
         }
     }
 }

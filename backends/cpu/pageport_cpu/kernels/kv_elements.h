@@ -5,13 +5,31 @@
 
 namespace pageport {
 
+// Features of a token's head, at most.
+constexpr int64_t MOST_FEATURES = 1024;
+
 struct Float8E4M3 {
     uint8_t bits;
 };
 struct Float8E5M2 {
     uint8_t bits;
 };
-using Int8 = int8_t;
+// Of a value the number, of a key the number plus 128.
+struct Int8 {
+    uint8_t bits;
+};
+
+// How many of what a sum runs over lie side by side: features of a key, tokens of a value.
+template <class Stored>
+constexpr int64_t TOGETHER = 1;
+template <>
+constexpr int64_t TOGETHER<Int8> = 4;
+
+// Features that a key of so many takes.
+template <class Stored>
+constexpr int64_t stored_features(int64_t features) {
+    return (features + TOGETHER<Stored> - 1) / TOGETHER<Stored> * TOGETHER<Stored>;
+}
 
 // What a load gives is the stored number divided by this power of two, which scales around a product take up.
 template <class Stored>
@@ -22,10 +40,6 @@ constexpr float LOADED_UNIT<Float8E4M3> = 256.0f;
 
 #if defined(__AVX512F__)
 
-inline Floats load(const Int8* p) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
-}
 inline Floats load(const Float8E5M2* p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return {_mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8))};
@@ -42,10 +56,6 @@ inline Floats load(const Float8E4M3* p) {
 
 #elif defined(__AVX2__)
 
-inline Floats load(const Int8* p) {
-    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
-    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))};
-}
 inline Floats load(const Float8E5M2* p) {
     const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
     return {_mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(bytes), 8))};
@@ -60,7 +70,6 @@ inline Floats load(const Float8E4M3* p) {
 
 #else
 
-inline Floats load(const Int8* p) { return each_lane([&](int i) { return static_cast<float>(p[i]); }); }
 inline Floats load(const Float8E5M2* p) {
     return each_lane([&](int i) { return float16_to_float(static_cast<uint16_t>(p[i].bits << 8)); });
 }

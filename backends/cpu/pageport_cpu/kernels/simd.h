@@ -49,6 +49,7 @@ inline float reduce_max(Floats a) { return _mm512_reduce_max_ps(a.v); }
 using Mask = __mmask16;
 inline Mask less(Floats a, Floats b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ); }
 inline Floats select(Mask m, Floats a, Floats b) { return {_mm512_mask_blend_ps(m, b.v, a.v)}; }
+inline bool has_nan(Floats a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q) != 0; }
 // 2^n for whole n in [-126, 127].
 inline Floats power_of_two(Floats n) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23))};
@@ -105,6 +106,7 @@ inline float reduce_max(Floats a) {
 using Mask = __m256;
 inline Mask less(Floats a, Floats b) { return _mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ); }
 inline Floats select(Mask m, Floats a, Floats b) { return {_mm256_blendv_ps(b.v, a.v, m)}; }
+inline bool has_nan(Floats a) { return _mm256_movemask_ps(_mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q)) != 0; }
 inline Floats power_of_two(Floats n) {
     return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127)), 23))};
 }
@@ -172,6 +174,11 @@ inline Mask less(Floats a, Floats b) {
     return m;
 }
 inline Floats select(Mask m, Floats a, Floats b) { return each_lane([&](int i) { return m.v[i] ? a.v[i] : b.v[i]; }); }
+inline bool has_nan(Floats a) {
+    bool found = false;
+    for (int i = 0; i < LANES; ++i) found |= a.v[i] != a.v[i];
+    return found;
+}
 inline Floats power_of_two(Floats n) { return each_lane([&](int i) { return std::ldexp(1.0f, static_cast<int>(n.v[i])); }); }
 
 inline float bits_to_float(uint32_t bits) {

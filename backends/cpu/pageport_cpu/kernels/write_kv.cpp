@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kv_elements.h"
+#include "rounding.h"
 #include "thread_pool.h"
 
 namespace pageport {
@@ -9,8 +10,8 @@ namespace pageport {
 struct WriteKV {
     const void* key;    // [tokens, kv_heads, head_size]
     const void* value;  // [tokens, kv_heads, value_head_size]
-    void* keys;         // one layer of a block: [kv_heads, head_size, block_size]
-    void* values;       // [kv_heads, block_size, value_head_size]
+    void* keys;         // one layer of a block: [kv_heads, head_size, block_size]; integers as
+    void* values;       // [kv_heads, block_size, value_head_size]               attention_integers.h says
     float* key_scales;  // [kv_heads, block_size], as are those of values; null unless int8 is stored
     float* value_scales;
     const int64_t* slots;  // [tokens]; -1 is padding
@@ -23,9 +24,6 @@ struct WriteKV {
 };
 
 namespace {
-
-// Features of a token's head, at most.
-constexpr int64_t MOST_FEATURES = 1024;
 
 uint32_t bits_of(float f) {
     uint32_t bits;
@@ -73,48 +71,86 @@ float encode(const float* from, Float8E5M2* to, int64_t n, float scale) {
 
 // The largest number becomes 127. A token that is not finite becomes NaN through its scale.
 float encode(const float* from, Int8* to, int64_t n, float) {
-    Floats largest = broadcast(0.0f), zeros = broadcast(0.0f);
+    Floats most = broadcast(0.0f), zeros = broadcast(0.0f);
     each_vector(n, [&](int64_t i, auto load, auto) {
         const Floats x = load(from + i);
-        largest = max(largest, abs(x));
+        most = max(most, abs(x));
         zeros = fma(x, broadcast(0.0f), zeros);
     });
     if (reduce_add(zeros) != 0.0f) {
         std::memset(to, 0, n);
         return std::numeric_limits<float>::quiet_NaN();
     }
-    const float scale = reduce_max(largest) / 127.0f;
+    const float scale = reduce_max(most) / 127.0f;
     const Floats divisor = broadcast(scale == 0.0f ? 1.0f : scale);
     const Floats highest = broadcast(127.0f), lowest = broadcast(-127.0f);
-    float rounded[LANES];
     for (int64_t i = 0; i < n; i += LANES) {
+        int8_t rounded[LANES];
         const int count = static_cast<int>(std::min<int64_t>(LANES, n - i));
-        store(rounded, round_even(max(lowest, min(highest, load_first(from + i, count) / divisor))));
-        for (int lane = 0; lane < count; ++lane) to[i + lane] = static_cast<int8_t>(rounded[lane]);
+        store_int8(rounded, max(lowest, min(highest, load_first(from + i, count) / divisor)));
+        for (int lane = 0; lane < count; ++lane) to[i + lane].bits = static_cast<uint8_t>(rounded[lane]);
     }
     return scale;
 }
 
-// Stores `n` features of one token, `stride` elements apart; returns their scale.
+template <class Element>
+void widen(const Element* from, float* to, int64_t n) {
+    each_vector(n, [&](int64_t i, auto load, auto) {
+        store_first(to + i, load(from + i), static_cast<int>(std::min<int64_t>(LANES, n - i)));
+    });
+}
+
+// Stores a key of `n` features among those of `block_size` tokens; returns its scale.
 template <class Element, class Stored>
-float store_token(const Element* from, Stored* to, int64_t n, int64_t stride, float scale) {
+float store_key(const Element* from, Stored* to, int64_t n, int64_t block_size, float scale) {
     float wide[MOST_FEATURES];
     Stored stored[MOST_FEATURES];
-    each_vector(n, [&](int64_t i, auto load, auto) {
-        store_first(wide + i, load(from + i), static_cast<int>(std::min<int64_t>(LANES, n - i)));
-    });
-    if (stride == 1) return encode(wide, to, n, scale);
+    widen(from, wide, n);
     const float result = encode(wide, stored, n, scale);
-    for (int64_t i = 0; i < n; ++i) to[i * stride] = stored[i];
+    constexpr int64_t together = TOGETHER<Stored>;
+    if constexpr (std::is_same_v<Stored, Int8>) {
+        for (int64_t i = 0; i < n; ++i) stored[i].bits ^= 128;
+    }
+    std::memset(stored + n, 0, (stored_features<Stored>(n) - n) * sizeof(Stored));
+    for (int64_t i = 0; i < n; i += together) std::memcpy(to + i * block_size, stored + i, together * sizeof(Stored));
     return result;
 }
 
-// Asks for the cache lines that `n` features of one token, `stride` bytes apart, go to: one after the other, waiting for
-// each, takes longer than everything else.
-inline void prefetch_token(const void* to, int64_t n, int64_t stride) {
+// Stores a value of `n` features; returns its scale.
+template <class Element, class Stored>
+float store_value(const Element* from, Stored* to, int64_t n, float scale) {
+    float wide[MOST_FEATURES];
+    widen(from, wide, n);
+    if constexpr (TOGETHER<Stored> == 1) return encode(wide, to, n, scale);
+    Stored stored[MOST_FEATURES];
+    const float result = encode(wide, stored, n, scale);
+    for (int64_t i = 0; i < n; ++i) to[i * TOGETHER<Stored>] = stored[i];
+    return result;
+}
+
+// Asks for the cache lines of `n` pieces, `stride` bytes apart: one after the other, waiting for each, takes longer than
+// everything else.
+inline void prefetch_pieces(const void* to, int64_t n, int64_t stride) {
     const int64_t step = stride < 64 ? 64 / stride : 1;
     for (int64_t i = 0; i < n; i += step) __builtin_prefetch(static_cast<const char*>(to) + i * stride, 1, 2);
 }
+
+// Where one head of a token lies.
+template <class Stored>
+struct Place {
+    Stored *key, *value;
+    int64_t scale;
+
+    Place(const WriteKV& a, int64_t slot, int64_t head) {
+        const int64_t block = slot / a.block_size, offset = slot % a.block_size, start = block * a.block_stride;
+        constexpr int64_t together = TOGETHER<Stored>;
+        key = static_cast<Stored*>(a.keys) + start + head * stored_features<Stored>(a.head_size) * a.block_size
+              + offset * together;
+        value = static_cast<Stored*>(a.values) + start
+                + (head * a.block_size + offset / together * together) * a.value_head_size + offset % together;
+        scale = block * a.scale_block_stride + head * a.block_size + offset;
+    }
+};
 
 // Heads ahead of the one that is being stored.
 constexpr int64_t PREFETCH_HEADS = 2;
@@ -133,30 +169,26 @@ PAGEPORT_KERNEL(write_kv, pageport::WriteKV) {
         using Stored = decltype(stored);
         const int64_t token = index / a.kv_heads, head = index % a.kv_heads, slot = a.slots[token];
         if (slot < 0) return;
-        const int64_t block = slot / a.block_size, offset = slot % a.block_size, place = head * a.block_size + offset;
-        const float key_scale = store_token(
-            static_cast<const Element*>(a.key) + token * a.key_token_stride + head * a.key_head_stride,
-            static_cast<Stored*>(a.keys) + block * a.block_stride + head * a.head_size * a.block_size + offset,
+        const Place<Stored> place(a, slot, head);
+        const float key_scale = store_key(
+            static_cast<const Element*>(a.key) + token * a.key_token_stride + head * a.key_head_stride, place.key,
             a.head_size, a.block_size, k_scale);
-        const float value_scale = store_token(
+        const float value_scale = store_value(
             static_cast<const Element*>(a.value) + token * a.value_token_stride + head * a.value_head_stride,
-            static_cast<Stored*>(a.values) + block * a.block_stride + place * a.value_head_size, a.value_head_size, 1,
-            v_scale);
+            place.value, a.value_head_size, v_scale);
         if (a.key_scales == nullptr) return;
-        a.key_scales[block * a.scale_block_stride + place] = key_scale;
-        a.value_scales[block * a.scale_block_stride + place] = value_scale;
+        a.key_scales[place.scale] = key_scale;
+        a.value_scales[place.scale] = value_scale;
     };
     const auto prefetch_head = [&](int64_t index, auto stored) {
         using Stored = decltype(stored);
         const int64_t token = index / a.kv_heads, head = index % a.kv_heads, slot = a.slots[token];
         // The lines of a token's predecessor in its block are its own too.
         if (slot < 0 || (token > 0 && slot == a.slots[token - 1] + 1 && slot % a.block_size != 0)) return;
-        const int64_t block = slot / a.block_size, offset = slot % a.block_size;
-        prefetch_token(static_cast<Stored*>(a.keys) + block * a.block_stride + head * a.head_size * a.block_size + offset,
-                       a.head_size, a.block_size * static_cast<int64_t>(sizeof(Stored)));
-        prefetch_token(static_cast<Stored*>(a.values) + block * a.block_stride +
-                           (head * a.block_size + offset) * a.value_head_size,
-                       a.value_head_size, sizeof(Stored));
+        const Place<Stored> place(a, slot, head);
+        constexpr int64_t piece = TOGETHER<Stored> * sizeof(Stored);
+        prefetch_pieces(place.key, stored_features<Stored>(a.head_size) / TOGETHER<Stored>, a.block_size * piece);
+        prefetch_pieces(place.value, a.value_head_size, piece);
     };
     with_element(a.dtype, [&](auto element) {
         with_stored(a.stored_dtype, [&](auto stored) {
