@@ -6,7 +6,7 @@ BIN := .venv/bin
 # The CPU build of torch comes first: any other one is a CUDA build of several GB.
 TORCH ?= torch==2.13.0
 
-.PHONY: setup serve test test-all browser sanitize check format clean
+.PHONY: setup serve test test-all browser clients sanitize check format clean
 
 setup: .venv/.ready
 
@@ -30,13 +30,19 @@ check: setup
 test: check
 	$(BIN)/python -m pytest -q -m "not full"
 
-test-all: check browser
+test-all: check browser clients
 	$(BIN)/python -m pytest -q
 	$(MAKE) sanitize
 
 # What the page is tested in.
 browser:
 	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium)
+
+# Other people's clients of the server.
+clients: setup
+	$(BIN)/pip install --quiet --editable ".[interop]"
+	command -v npm >/dev/null || (apt-get update -qq && apt-get install -y -qq nodejs npm)
+	npm install --silent --no-package-lock --no-audit --no-fund --prefix tests/server/npm_client
 
 # The kernel tests once more, with kernels that check each memory access and each operation.
 sanitize: setup

@@ -4,29 +4,28 @@
                            [--engine NAME] [--pid SERVER_PID] [--extra JSON]
 
 W1 to W3 are sent all at once, W4 at concurrency 16; ``load-N`` are equal requests at concurrency N. Only the standard
-library is used, so that it runs in any engine's environment.
+library and ``pageport.load``, which needs no more, are used, so that it runs in any engine's environment.
 """
 
 import argparse
 import asyncio
 import json
-import time
-import urllib.parse
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from meter import Measurement, Meter, emit, percentile, throughput
+import checkout  # noqa: F401 - makes pageport importable
+from meter import Measurement, Meter, emit, throughput
 from workloads import Request, num_prompt_tokens, read_workload, shift, shorten
 
+from pageport.load.answer import Answer, BadAnswer
+from pageport.load.completion_stream import read_stream
+from pageport.load.percentile import percentile
+
+__all__ = ["Answer", "BadAnswer", "Endpoint", "complete", "run_workloads", "send_all", "summarise"]
+
 W4_CONCURRENCY = 16
-# One line of an event stream may hold the logprobs of many tokens.
-LINE_LIMIT = 1 << 22
-
-
-class BadAnswer(Exception):
-    """The server refused a request, or its answer is not what was asked for."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +36,6 @@ class Endpoint:
     model: str = "model"
     path: str = "/v1/completions"
     extra: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def host(self) -> str:
-        return urllib.parse.urlsplit(self.url).hostname or "127.0.0.1"
-
-    @property
-    def port(self) -> int:
-        return urllib.parse.urlsplit(self.url).port or 80
 
     def body(self, request: Request) -> bytes:
         fields = {
@@ -61,63 +52,13 @@ class Endpoint:
         return json.dumps(fields).encode()
 
 
-@dataclass
-class Answer:
-    """When one request was sent and when each of its chunks came, by ``time.perf_counter``."""
-
-    wanted_tokens: int
-    sent_at: float
-    chunk_times: list[float] = field(default_factory=list)
-    num_tokens: int | None = None  # as the server's usage says
-
-    @property
-    def tokens(self) -> int:
-        return self.num_tokens if self.num_tokens is not None else len(self.chunk_times)
-
-    @property
-    def first_token_ms(self) -> float:
-        return (self.chunk_times[0] - self.sent_at) * 1e3
-
-    @property
-    def between_chunks_ms(self) -> list[float]:
-        return [(b - a) * 1e3 for a, b in zip(self.chunk_times, self.chunk_times[1:], strict=False)]
-
-    @property
-    def ms_per_token(self) -> float:
-        """The time of a token after the first."""
-        return (self.chunk_times[-1] - self.chunk_times[0]) * 1e3 / max(1, self.tokens - 1)
-
-
 async def complete(endpoint: Endpoint, request: Request) -> Answer:
     """Send one request and read its whole stream.
 
     Raises:
         BadAnswer: an HTTP error, an error event, or no token at all.
     """
-    body = endpoint.body(request)
-    head = (
-        f"POST {endpoint.path} HTTP/1.1\r\nHost: {endpoint.host}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    )
-    answer = Answer(wanted_tokens=request["max_tokens"], sent_at=time.perf_counter())
-    reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port, limit=LINE_LIMIT)
-    try:
-        writer.write(head.encode() + body)
-        await writer.drain()
-        status, headers = await _read_head(reader)
-        chunked = headers.get("transfer-encoding", "").lower() == "chunked"
-        lines = _lines(_chunks(reader) if chunked else _raw(reader))
-        if status != 200:
-            text = b"\n".join([line async for line in lines]).decode(errors="replace")
-            raise BadAnswer(f"HTTP {status} from {endpoint.url}: {text[:300]}")
-        async for line in lines:
-            if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
-                _note_event(answer, json.loads(data))
-    finally:
-        writer.close()
-    if not answer.chunk_times:
-        raise BadAnswer(f"{endpoint.url} sent no token for a request of {request['max_tokens']}.")
-    return answer
+    return await read_stream(endpoint.url + endpoint.path, endpoint.body(request), wanted_tokens=request["max_tokens"])
 
 
 async def send_all(endpoint: Endpoint, requests: Sequence[Request], concurrency: int) -> list[Answer]:
@@ -180,45 +121,6 @@ def concurrency_of(workload: str, num_requests: int) -> int:
     if workload.startswith("load-"):
         return int(workload.removeprefix("load-"))
     return W4_CONCURRENCY if workload == "W4" else num_requests
-
-
-def _note_event(answer: Answer, event: Mapping[str, Any]) -> None:
-    if event.get("error"):
-        raise BadAnswer(f"The stream ended with an error: {json.dumps(event['error'])[:300]}")
-    if event.get("usage"):
-        answer.num_tokens = event["usage"]["completion_tokens"]
-    choices = event.get("choices") or []
-    # A last event that only says why the choice ended carries no token.
-    if choices and (choices[0].get("finish_reason") is None or choices[0].get("text")):
-        answer.chunk_times.append(time.perf_counter())
-
-
-async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
-    first, *rest = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").rstrip().split("\r\n")
-    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in rest)}
-    return int(first.split()[1]), headers
-
-
-async def _raw(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    while data := await reader.read(1 << 16):
-        yield data
-
-
-async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Undo HTTP's chunked transfer coding."""
-    while size := int((await reader.readline()).split(b";")[0] or b"0", 16):
-        yield await reader.readexactly(size)
-        await reader.readexactly(2)
-
-
-async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    rest = b""
-    async for piece in pieces:
-        *whole, rest = (rest + piece).split(b"\n")
-        for line in whole:
-            yield line.rstrip(b"\r")
-    if rest:
-        yield rest
 
 
 def main() -> None:

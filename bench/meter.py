@@ -151,12 +151,6 @@ def throughput(num_prompt_tokens: int, num_output_tokens: int, wall_s: float) ->
     }
 
 
-def percentile(values: Iterable[float], share: float) -> float:
-    """Return the value below which ``share`` of the values lie; nan of none."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
-
-
 def _parents() -> dict[int, int]:
     pids = [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()]
     return {pid: int(fields[1]) for pid in pids if (fields := _stat_fields(pid))}

@@ -51,11 +51,6 @@ def test_waiting_costs_no_core_of_ours() -> None:
     assert metered.measured.wall_s == pytest.approx(0.2, abs=0.15)
 
 
-@pytest.mark.parametrize(("share", "expected"), [(0.0, 1), (0.5, 51), (0.99, 100), (1.0, 100)])
-def test_percentile_is_a_value_of_the_list(share: float, expected: int) -> None:
-    assert meter.percentile(range(100, 0, -1), share) == expected
-
-
 def test_a_result_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
     meter.emit("engine", "W1", 2, **meter.throughput(100, 50, 2.0))
     line = capsys.readouterr().out

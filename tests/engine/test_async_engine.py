@@ -128,8 +128,12 @@ def test_a_killed_engine_is_started_again_after_ever_longer_delays(tiny_llama: P
                     pass
             with pytest.raises(EngineDead):
                 engine.prepare("x", GREEDY, request_id="meanwhile")
+            assert (engine.stats.num_running, engine.stats.kv_blocks_used) == (0, 0)
             await until(lambda: engine.error is None, 60)
             assert await text_of(engine, "x", GREEDY, f"after {number}") == before
+            # What the first process counted is not lost, and who was told of an error is counted as such.
+            assert engine.stats.prompt_tokens_total == 2 + number + 5 * (number + 1)
+            assert engine.stats.finished_total == {"length": 2 + number, "error": number + 1}
         assert delays[1] == 2 * delays[0]
         await engine.close()
 

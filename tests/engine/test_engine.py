@@ -1,5 +1,7 @@
 """The step loop over a null device: failures, deadlines, steps in flight."""
 
+import pytest
+
 from pageport.cache.block_manager import BlockManager
 from pageport.cache.layout import GroupLayout
 from pageport.config import SchedulerConfig
@@ -97,6 +99,17 @@ def test_a_deadline_ends_a_request_between_steps() -> None:
     engine.step()
     clock.now = 6.0
     assert ends(run(engine)) == {("slow", 0): "timeout"}
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_how_long_a_request_waited_is_told_once(n: int) -> None:
+    clock = Clock()
+    engine = make_engine(NullRunner(LAYOUTS, max_num_seqs=8), clock=clock)
+    engine.add(request("late", n=n))
+    clock.now = 2.5
+    outputs = run(engine)
+    assert len(outputs) == 6 * n
+    assert [output.queued_s for output in outputs] == [2.5, *[None] * (6 * n - 1)]
 
 
 def test_steps_in_flight_give_the_same_tokens() -> None:

@@ -1,9 +1,10 @@
 """A batch of plain ints becomes the right tensors."""
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pageport.cache.layout import GroupLayout
-from pageport.engine.step_buffers import Step, StepBuffers
+from pageport.engine.step_buffers import StagedTensor, Step, StepBuffers
 from pageport.scheduling.batch import Batch, BlockUpdate
 
 HISTORY = torch.arange(4 * 40, dtype=torch.int32).view(4, 40)
@@ -56,6 +57,23 @@ def test_captured_decodes_read_what_a_step_writes_and_know_its_bounds() -> None:
     assert captured.batches[0].host.seq_lens.size == 0
 
 
+def test_padding_rows_have_no_tokens_and_no_slots() -> None:
+    target = buffers()
+    batch = Batch(step=0, rows=[2, 0], starts=[9, 4], counts=[1, 1], num_decodes=2)
+    exact, padded = target.build(batch, HISTORY), target.build(batch, HISTORY, num_padding=2)
+    attention = padded.batches[0]
+    assert (attention.num_requests, attention.num_decodes, attention.num_tokens, attention.max_query_len) == (
+        4,
+        4,
+        4,
+        1,
+    )
+    assert attention.query_start_loc.tolist() == attention.host.query_start_loc.tolist() == [0, 1, 2, 3, 4]
+    assert attention.seq_lens.tolist() == attention.host.seq_lens.tolist() == [*exact.seq_lens.tolist(), 0, 0]
+    assert attention.slot_mapping.tolist() == [*exact.batches[0].slot_mapping.tolist(), -1, -1]
+    assert padded.inputs.token_ids.shape == padded.inputs.positions.shape == (4,)
+
+
 def test_tensors_keep_their_addresses() -> None:
     target = buffers()
     first = mixed_step(target).batches[0]
@@ -64,3 +82,29 @@ def test_tensors_keep_their_addresses() -> None:
     assert addresses == [
         t.data_ptr() for t in (second.query_start_loc, second.seq_lens, second.block_table, second.slot_mapping)
     ]
+
+
+class Copies(TorchDispatchMode):
+    """Keeps what is copied to a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sources: list[torch.Tensor] = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), named=None):
+        if function is torch.ops.aten.copy_.default:
+            self.sources.append(arguments[1])
+        return function(*arguments, **(named or {}))
+
+
+def test_uploads_have_no_gaps_and_take_turns(monkeypatch) -> None:
+    # A device that reads only pinned memory without gaps would else make the host wait.
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    staged = StagedTensor((4, 6), torch.int32, torch.device("meta"), num_stages=2)
+    with Copies() as copies:
+        for _ in range(3):
+            staged.next()
+            assert staged.upload(3, 2).shape == (3, 2)
+    assert all(source.is_contiguous() and source.shape == (3, 6) for source in copies.sources)
+    first, second, third = (source.data_ptr() for source in copies.sources)
+    assert first == third != second

@@ -250,6 +250,32 @@ def test_least_recently_used_graph_makes_room():
     assert MAX_GRAPHS == 64
 
 
+@pytest.mark.parametrize(("num_requests", "size"), [(1, 1), (2, 4), (4, 4), (5, 8), (8, 8), (9, 9), (10, 10)], ids=str)
+def test_steps_are_filled_up_to_the_next_size(num_requests, size):
+    graphs = StepGraphs(ReplayingDevice(), decode_step, Tensor.double, sizes=(1, 4, 8), max_rows=10)
+    assert graphs.padded_size(num_requests) == size
+    assert StepGraphs(ReplayingDevice(), decode_step, Tensor.double, sizes=(16,), max_rows=10).padded_size(3) == 10
+
+
+@pytest.mark.parametrize(
+    ("model", "drive", "settings"),
+    [
+        (LLAMA, staggered, {"pipeline_depth": 1}),
+        (MISTRAL, forked, {}),
+        (GPT2, crowded, {"num_kv_blocks": 20, "max_model_len": 8 * BLOCK, "swap_space": 0.05}),
+    ],
+    ids=["staggered", "forks", "swapped"],
+)
+def test_padded_steps_say_the_same_with_fewer_graphs(model, drive, settings):
+    device = ReplayingDevice(graph_sizes=(4, 7))
+    replayed, eager = run_both(device, model, drive, **settings)
+    assert device.num_captures <= 2
+    for who, (tokens, logprobs, error) in eager.items():
+        assert replayed[who][::2] == (tokens, error)
+        # Products of more rows round differently.
+        torch.testing.assert_close(torch.tensor(replayed[who][1]), torch.tensor(logprobs), rtol=0, atol=1e-4)
+
+
 def decode_step(size: int) -> DecodeStep:
     return DecodeStep(ModelInputs(token_ids=torch.zeros(size, dtype=torch.int64), positions=torch.arange(size)), [])
 

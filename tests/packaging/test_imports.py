@@ -13,12 +13,14 @@ CORE = Path(__file__).parents[2] / "core" / "pageport"
 LAYERS = {
     "cache": {"errors"},
     "scheduling": {"cache", "sampling", "config", "errors"},
-    "sampling": {"errors", "scheduling", "backend"},
-    "text": {"errors", "models"},
-    "models": {"backend", "errors", "config"},
-    "backend": {"errors"},
+    "sampling": {"errors", "scheduling", "backend", "plugins"},
+    "text": {"errors", "models", "plugins"},
+    "models": {"backend", "errors", "config", "plugins"},
+    "backend": {"errors", "plugins"},
     "engine": {"backend", "cache", "config", "errors", "models", "sampling", "scheduling", "text"},
-    "server": {"config", "engine", "errors", "sampling", "text"},
+    "server": {"config", "engine", "errors", "plugins", "sampling", "text"},
+    "load": {"config", "errors"},
+    "batch_file": {"errors"},
 }
 
 

@@ -12,6 +12,7 @@ from pageport.engine.messages import EngineRequest
 from pageport.engine.outputs import ChoiceDelta
 from pageport.errors import ConfigurationError
 from pageport.server.admission import Admission
+from pageport.server.api_keys import read_api_keys
 from pageport.server.config import ServerConfig
 
 from .conftest import ScriptedEngine, app_for, ask, events
@@ -166,12 +167,13 @@ def test_every_answer_has_a_request_id(engine: ScriptedEngine, path: str, status
 def test_a_fault_of_ours_is_answered_as_any_request_is(engine: ScriptedEngine) -> None:
     """With its id, readable for browsers, and counted."""
     app = app_for(engine, allowed_origins=("*",))
-    engine.info = None  # type: ignore[assignment]
+    info, engine.info = engine.info, None  # type: ignore[assignment]
     headers = {"x-request-id": "mine", "origin": "https://a.example"}
     response = ask(app, "POST", "/v1/completions", json={"prompt": "a"}, headers=headers)
     assert (response.status_code, response.headers["x-request-id"]) == (500, "mine")
     assert response.headers["access-control-allow-origin"] == "*"
     assert "x-request-id" in response.headers["access-control-expose-headers"].lower()
+    engine.info = info
     assert 'http_responses_total{route="/v1/completions",status="500"} 1.0' in ask(app, "GET", "/metrics").text
 
 
@@ -192,4 +194,4 @@ def test_a_file_without_keys_does_not_open_the_server(tmp_path: Path, content: b
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(ConfigurationError, match="keys"):
-        ServerConfig(api_key_file=str(file)).read_api_keys()
+        read_api_keys(ServerConfig(api_key_file=str(file)))

@@ -1,8 +1,11 @@
 """API keys and CORS."""
 
+from pathlib import Path
+
 import pytest
 
 from pageport.errors import ConfigurationError
+from pageport.server.api_keys import read_api_keys
 from pageport.server.config import ServerConfig
 
 from .conftest import ScriptedEngine, app_for, ask
@@ -60,6 +63,17 @@ def test_keys_from_files_lose_their_line_ends(engine: ScriptedEngine) -> None:
     """NET-05."""
     app = app_for(engine, api_key=("\ufeffsecret\r\n",))
     assert ask(app, "GET", "/v1/models", headers={"authorization": "Bearer secret"}).status_code == 200
+
+
+def test_keys_may_have_names_for_the_log(engine: ScriptedEngine, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("bob: hunter2\nplain\nover:there\n")
+    config = ServerConfig(api_key=("alice: a: b", "first"), api_key_file=str(tmp_path / "keys"))
+    assert read_api_keys(config) == (
+        ("alice", "a: b"), ("key-2", "first"), ("bob", "hunter2"), ("key-4", "plain"), ("key-5", "over:there"),
+    )  # fmt: skip
+    app = app_for(engine, api_key=config.api_key)
+    for key, status in (("a: b", 200), ("alice: a: b", 401), ("alice", 401)):
+        assert ask(app, "GET", "/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == status
 
 
 def test_an_empty_key_is_refused_at_start() -> None:

@@ -29,11 +29,11 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
 
 
 def test_a_full_queue_refuses_and_the_rest_ends_in_time(server: ServerProcess) -> None:
-    """One runs and one waits: the third is refused at once, and the others are given up after their time."""
+    """One runs and one waits: the third is refused at once; the others are given up in time, and hold nothing more."""
     with httpx.Client(base_url=server.url, headers={"authorization": "Bearer second"}, timeout=30) as client:
 
-        def wait_until(name: str) -> None:
-            while f"\npageport:{name} 1.0" not in client.get("/metrics").text:
+        def wait_until(name: str, number: float = 1.0) -> None:
+            while f"\npageport:{name} {number}" not in client.get("/metrics").text:
                 time.sleep(0.02)
 
         answers: list[httpx.Response] = []
@@ -46,6 +46,8 @@ def test_a_full_queue_refuses_and_the_rest_ends_in_time(server: ServerProcess) -
             refused = client.post("/v1/completions", json=LONG)
             last: Any = json.loads([line for line in lines if line][-1].removeprefix("data: "))
         waiter.join()
+        for name in ("requests_running", "requests_waiting", "kv_blocks_used"):
+            wait_until(name, 0.0)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_overloaded")
     assert int(refused.headers["retry-after"]) > 0
     assert last["error"]["code"] == "timeout"

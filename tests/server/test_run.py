@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from threading import Thread
 
 import httpx
 import psutil
@@ -32,7 +33,16 @@ def test_a_taken_port_is_told_before_the_model_is_loaded() -> None:
             run_server(EngineConfig(model=ModelConfig(model="/no/such/model")), ServerConfig(port=port))
 
 
-@pytest.mark.parametrize("settings", [{"port": 70_000}, {"root_path": "x"}, {"root_path": "/x/"}])
+@pytest.mark.parametrize("option", ["ssl_certfile", "api_key_file", "uds"])
+def test_a_wrong_file_is_told_before_the_model_is_loaded(option: str) -> None:
+    wrong = ServerConfig(port=0, **{option: "/no/such/file"})  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="/no/such/file"):
+        run_server(EngineConfig(model=ModelConfig(model="/no/such/model")), wrong)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"port": 70_000}, {"root_path": "x"}, {"root_path": "/x/"}, {"uds": ""}, {"drain_timeout": -1}]
+)
 def test_impossible_settings_are_refused(settings: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError):
         ServerConfig(**settings)  # type: ignore[arg-type]
@@ -47,9 +57,9 @@ def test_a_missing_model_ends_in_one_sentence_and_status_1(tmp_path: object) -> 
     assert "Traceback" not in ended.stderr
 
 
-def test_a_signal_ends_the_server_quickly_and_tells_open_streams(tiny_model: str) -> None:
+def test_an_interrupt_ends_the_server_quickly_and_tells_open_streams(tiny_model: str) -> None:
     """INT-04."""
-    server = ServerProcess(tiny_model, *OPTIONS, "--shutdown-timeout", "0").wait_until_ready()
+    server = ServerProcess(tiny_model, *OPTIONS).wait_until_ready()
     children = psutil.Process(server.process.pid).children()
     with httpx.stream("POST", f"{server.url}/v1/completions", json=LONG, timeout=30) as response:
         lines = response.iter_lines()
@@ -64,6 +74,53 @@ def test_a_signal_ends_the_server_quickly_and_tells_open_streams(tiny_model: str
     # Two seconds are promised; the machine may be busy with other tests.
     assert elapsed_s < 5
     assert not any(child.is_running() for child in children)
+
+
+def test_a_terminated_server_finishes_what_runs(tiny_model: str) -> None:
+    """One stream and one plain request; both processes are gone after them, and every line of the log is JSON."""
+    server = ServerProcess(tiny_model, *OPTIONS, "--log-format", "json").wait_until_ready()
+    children = psutil.Process(server.process.pid).children()
+    plain: list[httpx.Response] = []
+    body = LONG | {"stream": False}
+    asking = Thread(target=lambda: plain.append(httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)))
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=LONG, timeout=60) as response:
+        lines = response.iter_lines()
+        asking.start()
+        while server.metrics()["pageport:requests_running"] < 2:
+            next(lines)
+        server.process.send_signal(signal.SIGTERM)
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+    asking.join()
+    server.process.wait(15)
+    assert plain[0].json()["usage"]["completion_tokens"] == 1000
+    assert (server.process.returncode, any(child.is_running() for child in children)) == (0, False)
+    log = [json.loads(line) for line in server.stop().splitlines()]
+    assert [entry["finish_reason"] for entry in log if entry.get("route") == "/v1/completions"] == ["length"] * 2
+
+
+def wakeups(pid: int) -> int:
+    """Count how often the threads of a process waited for something, so far."""
+    statuses = [file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/status")]
+    return sum(int(status.partition("voluntary_ctxt_switches:")[2].split()[0]) for status in statuses)
+
+
+@pytest.mark.full
+def test_both_processes_of_an_idle_server_sleep(tiny_model: str) -> None:
+    """Less than 1 % of a core: the processor's time is told in hundredths of a second, so the cause is counted too."""
+    server = ServerProcess(tiny_model, *OPTIONS).wait_until_ready()
+    httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"}, timeout=30)
+    time.sleep(6)  # a connection that is kept open is given up after 5
+    api = psutil.Process(server.process.pid)
+    processes = [api, *api.children()]
+    before = [(wakeups(process.pid), sum(process.cpu_times()[:2])) for process in processes]
+    time.sleep(10)
+    after = [(wakeups(process.pid), sum(process.cpu_times()[:2])) for process in processes]
+    server.stop()
+    woken = [now - then for (now, _), (then, _) in zip(after, before, strict=True)]
+    used_s = [now - then for (_, now), (_, then) in zip(after, before, strict=True)]
+    assert woken[0] <= 20
+    assert woken[1] <= 2
+    assert max(used_s) < 0.1
 
 
 def test_a_signal_ends_a_server_that_still_loads(tiny_model: str) -> None:

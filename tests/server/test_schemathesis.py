@@ -5,12 +5,23 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import Case
 from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
 
 from .conftest import ServerProcess
 
 OPTIONS = ("--num-kv-blocks", "128", "--max-model-len", "64", "--max-num-seqs", "16", "--max-choices", "8")
-CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance]
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
 # A request that is answered later than this hangs.
 TIMEOUT_S = 60
 

@@ -46,6 +46,9 @@ class Capabilities:
     request_buckets: tuple[int, ...] = ()
     # Are results bitwise equal: never promised, from run to run, or whatever else is in the batch?
     determinism: Literal["none", "run", "batch"] = "none"
+    # With the feature `graph`: for which numbers of requests should decode steps be captured, in ascending order? A
+    # step is filled up to the next one with padding rows. Behind the last one, and when empty: each number for itself.
+    graph_sizes: tuple[int, ...] = ()
     # How many steps may be in flight before the host waits for a result?
     pipeline_depth: int = 0
     # Name of the torch.distributed backend for collectives, if any.

@@ -48,6 +48,15 @@ class Device(ABC):
     def synchronize(self) -> None:  # noqa: B027 - nothing to wait for unless the device is asynchronous
         """Wait until everything submitted is done."""
 
+    def fetch(self, tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+        """Start to copy tensors of this device to the host; nobody writes to them afterwards.
+
+        Returns:
+            What waits for these copies, but not for work that was submitted later, and returns them in order. The
+            inherited one copies when it is called, and waits for everything.
+        """
+        return lambda: [tensor.cpu() for tensor in tensors]
+
     def close(self) -> None:  # noqa: B027 - nothing to give back unless the device holds something
         """Give everything back; calling it twice is harmless."""
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, metadata
 from typing import Any, NamedTuple
 
-import pluggy
-
 from pageport.backend import hook
 from pageport.backend.interface import INTERFACE, Backend, Probe
 from pageport.errors import BackendUnavailable
+from pageport.plugins import ask_plugin, described
 
 # Comma-separated entry-point names: only these plugins are loaded.
 RESTRICTION = "PAGEPORT_BACKENDS"
@@ -108,18 +107,13 @@ def select(discovery: Discovery, wanted: str) -> Selection:
 def _load(point: EntryPoint) -> list[BackendEntry]:
     """Import one plugin and ask it for its backends."""
     blank = _entry(point.name, [point])
-    # A manager of its own, so that a plugin is judged alone.
-    manager = pluggy.PluginManager("pageport")
-    manager.add_hookspecs(hook)
     try:
-        manager.register(point.load(), name=point.name)
-        manager.check_pending()
-        classes: list[Any] = [backend for backends in manager.hook.pageport_backends() for backend in backends]
+        classes = ask_plugin(point, hook.pageport_backends)
     except (Exception, SystemExit) as error:
         return [
             replace(
                 blank,
-                error=f"its plugin {point.value} failed to load: {_described(error)}. "
+                error=f"its plugin {point.value} failed to load: {described(error)}. "
                 f"Upgrade or remove {blank.distribution}.",
             )
         ]
@@ -154,7 +148,7 @@ def _examine(blank: BackendEntry, backend: Any) -> BackendEntry:
     try:
         probe = backend.probe()
     except (Exception, SystemExit) as error:
-        return replace(entry, error=f"its probe raised {_described(error)}: plugin bug, a probe never raises.")
+        return replace(entry, error=f"its probe raised {described(error)}: plugin bug, a probe never raises.")
     if not isinstance(probe, Probe):
         return replace(entry, error=f"its probe returned {probe!r} and not a Probe: plugin bug.")
     return replace(entry, backend=backend, probe=probe)
@@ -237,10 +231,6 @@ def _backend_extras() -> list[str]:
     except PackageNotFoundError:
         return []
     return sorted(set(extras) - OTHER_EXTRAS)
-
-
-def _described(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _dotted(version: object) -> str:

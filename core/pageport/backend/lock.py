@@ -17,6 +17,8 @@ DEVICE_NAMES = {
     "device.py": ["Device"],
     "batch.py": ["AttentionBatch", "AttentionMirror"],
     "choice.py": ["Choice", "ChoiceBatch"],
+    # What the inherited ops store: a device that replaces only attention reads it.
+    "reference/kv.py": ["ReferenceKVPool"],
 }
 
 

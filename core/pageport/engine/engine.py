@@ -216,6 +216,7 @@ def _row_sampling(request: EngineRequest, grammar: Grammar | None) -> RowSamplin
 def _output(update: SequenceUpdate) -> SequenceOutput:
     sequence = update.sequence
     request = sequence.request
+    queued_s, request.queued_s = request.queued_s, None
     return SequenceOutput(
         request_id=request.request_id,
         index=sequence.index,
@@ -226,6 +227,7 @@ def _output(update: SequenceUpdate) -> SequenceOutput:
         prompt_logprobs=update.prompt_logprobs,
         pooled=update.pooled,
         num_cached_tokens=request.num_cached_tokens if sequence.index == 0 else None,
+        queued_s=queued_s,
         cumulative_logprob=update.cumulative_logprob,
         error=update.error,
     )

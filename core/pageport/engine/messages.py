@@ -8,6 +8,7 @@ from pageport.errors import PageportError
 from pageport.sampling.beam import BeamSearchParams
 from pageport.sampling.params import SamplingParams
 from pageport.scheduling.batch import TokenLogprobs
+from pageport.scheduling.request import FinishReason as FinishReason
 from pageport.scheduling.stats import SchedulerStats
 
 
@@ -46,7 +47,8 @@ class SequenceOutput:
 
     ``stop_token_id`` is the stop token that ended it (the last of ``token_ids``). ``logprobs`` has one entry a token.
     The first output of a request's sequence 0 carries ``prompt_logprobs`` (first entry None), ``pooled`` and
-    ``num_cached_tokens``. Beam sequences come once, finished, best first, with ``cumulative_logprob``.
+    ``num_cached_tokens``. The first output of any of its sequences carries ``queued_s``, the seconds that it waited
+    before it ran. Beam sequences come once, finished, best first, with ``cumulative_logprob``.
     """
 
     request_id: str
@@ -57,6 +59,7 @@ class SequenceOutput:
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int | None = None
+    queued_s: float | None = field(default=None, compare=False)
     pooled: list[float] | None = None
     cumulative_logprob: float | None = None
     error: str | None = None

@@ -1,6 +1,6 @@
 """``ModelRunner``: turns a ``Batch`` of plain ints into tensors, runs the model and samples."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -79,28 +79,37 @@ class ModelRunner(Runner):
         if replays_graphs:
             # Prompts are scored in the same buffer, which must not grow then.
             decoder.reserve_logits(max(max_num_seqs, PROMPT_LOGITS_ROWS))
-            self._graphs = StepGraphs(device, self._buffers.decode_step, self._decode)
+            self._graphs = StepGraphs(
+                device,
+                self._buffers.decode_step,
+                self._decode,
+                sizes=device.capabilities.graph_sizes,
+                max_rows=min(max_num_seqs, max_tokens),
+            )
 
     @torch.inference_mode()
     def submit(self, batch: Batch) -> PendingStep:
         self._move_blocks(batch)
         self._take_rows(batch)
         self._buffers.update_tables(batch.block_updates)
-        step = self._buffers.build(batch, self._history)
+        num_requests = len(batch.rows)
+        is_decoding = num_requests > 0 and batch.num_decodes == num_requests
+        num_rows = self._graphs.padded_size(num_requests) if is_decoding and self._graphs else num_requests
+        step = self._buffers.build(batch, self._history, num_rows - num_requests)
         for spec, attention in zip(self._specs, step.batches, strict=True):
             attention.plan = self._device.plan(spec, attention)
-        if batch.rows and batch.num_decodes == len(batch.rows):
+        if is_decoding:
             decodes = DecodeStep(step.inputs, step.batches)
             logits = self._decode(decodes) if self._graphs is None else self._graphs.run(decodes)
-            return _Pending(self._sample(batch, step, logits, range(len(batch.rows))), {}, {})
+            return self._pending(self._sample(batch, step, logits[:num_requests], range(num_requests)), {}, {})
         hidden = self._decoder.hidden(step.inputs, self._pools, step.batches)
         prompt_scores = self._score_prompts(batch, step, hidden)
         pooled = self._pool(batch, step, hidden)
         sources = list(dict.fromkeys(batch.sample_sources))
         if not sources:
-            return _Pending(None, prompt_scores, pooled)
+            return self._pending(None, prompt_scores, pooled)
         logits = self._last_logits(step, hidden, sources)
-        return _Pending(self._sample(batch, step, logits, sources), prompt_scores, pooled)
+        return self._pending(self._sample(batch, step, logits, sources), prompt_scores, pooled)
 
     def close(self) -> None:
         if not self._pools:
@@ -127,7 +136,7 @@ class ModelRunner(Runner):
     def _take_rows(self, batch: Batch) -> None:
         for new in batch.new_rows:
             tokens = torch.tensor(new.token_ids, dtype=torch.int32)
-            self._history[new.row, : len(new.token_ids)] = tokens
+            self._history[new.row, : len(new.token_ids)].copy_(tokens, non_blocking=True)
             self._sampling.set_row(new.row, new.sampling, new.index, new.num_prompt_tokens)
             num_logprobs = new.sampling.params.prompt_logprobs
             if num_logprobs is not None:
@@ -142,7 +151,7 @@ class ModelRunner(Runner):
     def _last_logits(self, step: Step, hidden: Tensor, entries: list[int]) -> Tensor:
         """Return the logits of the last token of each of these entries."""
         last_tokens = step.query_start_loc[1:][entries].astype("int64") - 1
-        return self._decoder.logits(hidden, torch.from_numpy(last_tokens).to(hidden.device))
+        return self._decoder.logits(hidden, torch.from_numpy(last_tokens).to(hidden.device, non_blocking=True))
 
     def _sample(self, batch: Batch, step: Step, logits: Tensor, entries: Sequence[int]) -> SamplerOutput | None:
         """Sample from ``logits``, whose rows belong to ``entries``."""
@@ -151,7 +160,8 @@ class ModelRunner(Runner):
         where = self._history.device
         if list(entries) != batch.sample_sources:
             place = {entry: i for i, entry in enumerate(entries)}
-            logits = logits[torch.tensor([place[s] for s in batch.sample_sources], device=where)]
+            places = torch.tensor([place[s] for s in batch.sample_sources])
+            logits = logits[places.to(where, non_blocking=True)]
         lengths = step.seq_lens[batch.sample_sources]
         sampling = self._sampling.gather(batch.sample_rows, lengths.tolist(), self._history)
         output = sample(logits, sampling, self._choose)
@@ -164,8 +174,19 @@ class ModelRunner(Runner):
             self._history.numpy()[rows, lengths] = token_ids.numpy()
             return
         where = self._history.device
-        places = torch.tensor(rows, device=where), torch.from_numpy(lengths.astype("int64")).to(where)
-        self._history[places] = token_ids.to(torch.int32)
+        # One upload, which the host does not wait for.
+        places = torch.from_numpy(np.stack((np.asarray(rows, np.int64), lengths))).to(where, non_blocking=True)
+        self._history[places[0], places[1]] = token_ids.to(torch.int32)
+
+    def _pending(
+        self,
+        output: SamplerOutput | None,
+        prompt_scores: dict[int, list[TokenLogprobs]],
+        pooled: dict[int, Tensor],
+    ) -> "_Pending":
+        """Start to bring what was sampled to the host, and return who waits for it."""
+        fetched = None if output is None else output.start_fetching(self._device.fetch)
+        return _Pending(fetched, prompt_scores, pooled)
 
     def _score_prompts(self, batch: Batch, step: Step, hidden: Tensor) -> dict[int, list[TokenLogprobs]]:
         scores: dict[int, list[TokenLogprobs]] = {}
@@ -198,20 +219,21 @@ class ModelRunner(Runner):
 class _Pending(PendingStep):
     def __init__(
         self,
-        output: SamplerOutput | None,
+        fetched: Callable[[], SamplerOutput] | None,
         prompt_scores: dict[int, list[TokenLogprobs]],
         pooled: dict[int, Tensor],
     ) -> None:
-        self._output = output
+        self._fetched = fetched
         self._prompt_scores = prompt_scores
         self._pooled = pooled
 
     def result(self) -> StepResult:
         pooled = {entry: vector.tolist() for entry, vector in self._pooled.items()}
-        if self._output is None:
+        if self._fetched is None:
             return StepResult(token_ids=[], prompt_logprobs=self._prompt_scores, pooled=pooled)
-        tokens, errors = self._output.token_ids.tolist(), self._output.errors()
-        scored = token_logprobs(self._output.logprobs, len(tokens)) if self._output.logprobs else []
+        output = self._fetched()
+        tokens, errors = output.token_ids.tolist(), output.errors()
+        scored = token_logprobs(output.logprobs, len(tokens)) if output.logprobs else []
         return StepResult(
             token_ids=[[] if k in errors else [token] for k, token in enumerate(tokens)],
             logprobs=[None if entry is None else [entry] for entry in scored] or None,

@@ -54,6 +54,11 @@ class OutputProcessor:
         state = self._states.get(request_id)
         return state is None or state.is_finished
 
+    @property
+    def num_open_choices(self) -> int:
+        """Choices of all requests that have not ended."""
+        return sum(state.num_open_choices for state in self._states.values())
+
     def snapshot(self, request_id: str) -> RequestOutput:
         """Return everything so far of a request that was added."""
         return self._states[request_id].snapshot()

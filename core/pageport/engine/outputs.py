@@ -51,7 +51,7 @@ class ChoiceDelta:
 
     ``text`` may be empty while a character or a possible stop string is incomplete. ``finish_reason`` is set in the
     last delta of a choice. ``prompt_logprobs``, ``pooled`` and ``num_cached_tokens`` come once for a request, with
-    choice 0.
+    choice 0; ``queued_s``, the seconds that it waited before it ran, comes once, with any.
     """
 
     request_id: str
@@ -64,5 +64,6 @@ class ChoiceDelta:
     stop_reason: int | str | None = None
     prompt_logprobs: list[Mapping[int, Logprob] | None] | None = None
     num_cached_tokens: int | None = None
+    queued_s: float | None = field(default=None, compare=False)
     pooled: list[float] | None = None
     error: str | None = None

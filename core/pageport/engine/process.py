@@ -13,7 +13,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
+from pageport.config import EngineConfig
 from pageport.engine.channel import (
     Abort,
     Add,
@@ -29,7 +31,11 @@ from pageport.engine.channel import (
 )
 from pageport.engine.environment import prepare_environment
 from pageport.engine.log import open_log
+from pageport.engine.messages import EngineInfo
 from pageport.errors import PageportError
+
+if TYPE_CHECKING:
+    from pageport.engine.engine import Engine
 
 logger = logging.getLogger("pageport.engine")
 
@@ -37,6 +43,19 @@ logger = logging.getLogger("pageport.engine")
 PROGRESS_INTERVAL_S = 0.1
 # While all that waits are requests whose grammars are compiled, the engine says so often that it lives.
 ALIVE_INTERVAL_S = 1.0
+
+
+class Built(Protocol):
+    """An engine ready to step, and what clients must know of it."""
+
+    @property
+    def engine(self) -> "Engine": ...
+    @property
+    def info(self) -> EngineInfo: ...
+    def close(self) -> None: ...
+
+
+Build = Callable[[EngineConfig, Callable[[int, int], None]], Built]
 
 
 class _Compiled:
@@ -60,8 +79,16 @@ class _CommandReader(threading.Thread):
                 os._exit(0)
 
 
-def main(fd: int) -> int:
-    """Serve one API process until it closes or disappears; return the exit status."""
+def build_on_backend(config: EngineConfig, progress: Callable[[int, int], None]) -> Built:
+    """Load the model on the chosen backend; torch is loaded only now, so that the parent's end is watched."""
+    prepare_environment(config.backend.backend)
+    from pageport.engine.builder import build_engine
+
+    return build_engine(config, progress)
+
+
+def main(fd: int, build: Build = build_on_backend) -> int:
+    """Serve one API process with the engine that ``build`` makes until it closes or disappears; return the status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the API process decides.
     open_log()
     channel = Channel.from_fd(fd)
@@ -70,7 +97,7 @@ def main(fd: int) -> int:
     try:
         start = reader.commands.get()
         assert isinstance(start, Start), "the first command starts the engine"
-        _serve(channel, reader.commands, start)
+        _serve(channel, reader.commands, start, build)
     except PageportError as error:
         channel.send(Failed(str(error)))
         return 1
@@ -81,11 +108,8 @@ def main(fd: int) -> int:
     return 0
 
 
-def _serve(channel: Channel, commands: "queue.SimpleQueue[object]", start: Start) -> None:
-    prepare_environment(start.config.backend.backend)
-    from pageport.engine.builder import build_engine  # torch is loaded only now, so that the parent's end is watched
-
-    built = build_engine(start.config, _progress(channel))
+def _serve(channel: Channel, commands: "queue.SimpleQueue[object]", start: Start, build: Build) -> None:
+    built = build(start.config, _progress(channel))
     engine = built.engine
     # What was made until now stays: the garbage collector need not look at it again while requests run.
     gc.freeze()

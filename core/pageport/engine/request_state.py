@@ -177,11 +177,16 @@ class RequestState:
         self._choices = [Choice(index, request, tokenizer) for index in range(request.num_choices)]
         self._prompt_logprobs: list[Mapping[int, Logprob] | None] | None = None
         self._num_cached_tokens: int | None = None
+        self._queued_s: float | None = None
         self._pooled: list[float] | None = None
 
     @property
     def is_finished(self) -> bool:
         return all(choice.is_finished for choice in self._choices)
+
+    @property
+    def num_open_choices(self) -> int:
+        return sum(not choice.is_finished for choice in self._choices)
 
     def take(self, output: SequenceOutput) -> list[ChoiceDelta]:
         """Add one sequence's new tokens and return what is new to show; nothing of a choice that has ended."""
@@ -192,6 +197,8 @@ class RequestState:
         is_first = self._num_cached_tokens is None
         if output.num_cached_tokens is not None:
             self._num_cached_tokens = output.num_cached_tokens
+        if output.queued_s is not None:
+            self._queued_s = output.queued_s
         if output.pooled is not None:
             self._pooled = output.pooled
         if output.prompt_logprobs is not None:
@@ -199,6 +206,7 @@ class RequestState:
                 None if entry is None else to_logprobs(entry, self._tokenizer) for entry in output.prompt_logprobs
             ]
         if not self._is_held:
+            delta.queued_s = output.queued_s
             if output.index == 0:
                 delta.num_cached_tokens = output.num_cached_tokens if is_first else None
                 delta.pooled = output.pooled
@@ -232,6 +240,7 @@ class RequestState:
     def _best(self) -> list[ChoiceDelta]:
         deltas = [choice.whole(index) for index, choice in enumerate(self._ranked())]
         deltas[0].num_cached_tokens = self._num_cached_tokens
+        deltas[0].queued_s = self._queued_s
         deltas[0].prompt_logprobs = self._prompt_logprobs
         return deltas
 

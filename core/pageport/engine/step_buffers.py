@@ -34,11 +34,15 @@ class StagedTensor:
         return self._stages[self._turn][1]
 
     def upload(self, *extent: int) -> Tensor:
-        """Return the leading ``extent`` of the device tensor, filled from the host array."""
-        window = tuple(slice(n) for n in extent)
+        """Return the leading ``extent`` of the device tensor, filled from the host array.
+
+        Whole rows are copied: what has gaps would first be gathered in memory that a device cannot read by itself, and
+        the host would wait for it.
+        """
         if not self._shared:
-            self.tensor[window].copy_(self._stages[self._turn][0][window], non_blocking=True)
-        return self.tensor[window]
+            rows = slice(extent[0])
+            self.tensor[rows].copy_(self._stages[self._turn][0][rows], non_blocking=True)
+        return self.tensor[tuple(slice(n) for n in extent)]
 
 
 # What a captured step must not read: lengths are in the batch's tensors.
@@ -119,18 +123,25 @@ class StepBuffers:
         inputs = ModelInputs(token_ids=self._token_ids[:num_requests], positions=self._positions.tensor[:num_requests])
         return DecodeStep(inputs, batches)
 
-    def build(self, batch: Batch, history: Tensor) -> Step:
-        """Lay out ``batch``; token ids are taken from ``history`` [rows, positions] on the device."""
-        rows = np.array(batch.rows, np.int64)
-        starts = np.array(batch.starts, np.int64)
-        counts = np.array(batch.counts, np.int64)
+    def build(self, batch: Batch, history: Tensor, num_padding: int = 0) -> Step:
+        """Lay out ``batch``; token ids are taken from ``history`` [rows, positions] on the device.
+
+        Args:
+            num_padding: padding rows behind the others, which must then be decodes.
+        """
+        # A padding row has one query at position 0 of row 0, whose token is as good as any.
+        rows = np.array(batch.rows + [0] * num_padding, np.int64)
+        starts = np.array(batch.starts + [0] * num_padding, np.int64)
+        counts = np.array(batch.counts + [1] * num_padding, np.int64)
         num_requests, num_tokens = len(rows), int(counts.sum())
+        first_padding = num_requests - num_padding
 
         query_start_loc = self._query_start_loc.next()
         query_start_loc[0] = 0
         np.cumsum(counts, out=query_start_loc[1 : num_requests + 1])
         seq_lens = self._seq_lens.next()
         np.add(starts, counts, out=seq_lens[:num_requests], casting="unsafe")
+        seq_lens[first_padding:num_requests] = 0
         token_rows, positions = self._token_rows.next(), self._positions.next()
         if num_tokens == num_requests:
             token_rows[:num_tokens], positions[:num_tokens] = rows, starts
@@ -151,7 +162,7 @@ class StepBuffers:
             "num_tokens": num_tokens,
             "max_query_len": int(counts.max(initial=0)),
             "max_seq_len": max_seq_len,
-            "num_decodes": batch.num_decodes,
+            "num_decodes": batch.num_decodes + num_padding,
             "query_start_loc": self._query_start_loc.upload(num_requests + 1),
             "seq_lens": self._seq_lens.upload(num_requests),
         }
@@ -162,6 +173,7 @@ class StepBuffers:
             step_table[:num_requests, :num_blocks] = table[rows, :num_blocks]
             blocks, offsets = np.divmod(positions[:num_tokens], block_size)
             slots[:num_tokens] = table[token_rows[:num_tokens], blocks].astype(np.int64) * block_size + offsets
+            slots[num_tokens - num_padding : num_tokens] = -1
             batches.append(
                 AttentionBatch(
                     **shared,

@@ -1,6 +1,7 @@
-"""``StepGraphs``: decode steps that the device captured, by their number of requests."""
+"""``StepGraphs``: decode steps that the device captured, by their number of rows."""
 
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -25,25 +26,34 @@ class StepGraphs:
         device: Device,
         step_of: Callable[[int], DecodeStep],
         compute: Callable[[DecodeStep], Tensor],
+        *,
+        sizes: Sequence[int] = (),
+        max_rows: int | None = None,
         max_graphs: int = MAX_GRAPHS,
     ) -> None:
         """Start without graphs.
 
         Args:
-            step_of: from a number of requests to the step that is captured for it.
+            step_of: from a number of rows to the step that is captured for it.
             compute: runs a step by ops and views alone and returns its logits, at the same address for a size.
+            sizes: numbers of rows to capture, ascending; what is larger than all, or not there, has its own.
+            max_rows: no step has more.
         """
         self._device = device
         self._step_of = step_of
         self._compute = compute
+        self._sizes = tuple(sizes)
+        self._max_rows = max_rows
         self._max_graphs = max_graphs
         self._known_sizes: set[int] = set()
         self._captured: dict[int, _CapturedStep] = {}  # least recently used first
 
     def run(self, step: DecodeStep) -> Tensor:
-        """Compute a step that is laid out where ``step_of`` says, its plans made; return the logits of each request."""
-        num_requests = step.inputs.token_ids.shape[0]
-        size = captured_size(num_requests)
+        """Compute a step that is laid out where ``step_of`` says, its plans made; return the logits of each row.
+
+        It has as many rows as ``padded_size`` says.
+        """
+        size = step.inputs.token_ids.shape[0]
         if size not in self._known_sizes:
             logits = self._compute(step)
             self._known_sizes.add(size)
@@ -57,7 +67,13 @@ class StepGraphs:
             _copy_plans(step, captured.step)
             captured.graph.replay()
         self._captured[size] = captured
-        return captured.logits[:num_requests]
+        return captured.logits
+
+    def padded_size(self, num_requests: int) -> int:
+        """Return how many rows a step of so many requests should have."""
+        place = bisect_left(self._sizes, num_requests)
+        size = self._sizes[place] if place < len(self._sizes) else num_requests
+        return size if self._max_rows is None else min(size, self._max_rows)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -76,11 +92,6 @@ class StepGraphs:
 
         graph = self._device.capture(run)
         return _CapturedStep(graph, target, results["logits"])
-
-
-def captured_size(num_requests: int) -> int:
-    """Return the size of the graph that serves ``num_requests``: every size has its own."""
-    return num_requests
 
 
 def _copy_plans(source: DecodeStep, target: DecodeStep) -> None:

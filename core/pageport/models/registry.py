@@ -29,20 +29,21 @@ def decoder_spec(config: Mapping[str, Any], names: frozenset[str]) -> DecoderSpe
     """Describe the model of a ``config.json`` whose checkpoint holds tensors of these ``names``.
 
     Raises:
-        UnsupportedModel: the architecture is unknown (the message lists the known ones), is quantised in a format
-            the loaders do not read, or its config asks for something no op computes.
+        UnsupportedModel: the architecture is unknown, also to plugins (the message lists the known ones), is quantised
+            in a format the loaders do not read, or its config asks for something no op computes.
     """
-    architectures = config.get("architectures") or ["(none)"]
-    if architectures[0] not in ARCHITECTURES:
-        raise UnsupportedModel(
-            f"The architecture {architectures[0]} is not supported. Supported: {', '.join(ARCHITECTURES)}."
-        )
+    architecture = (config.get("architectures") or ["(none)"])[0]
+    if architecture not in ARCHITECTURES:
+        # Plugins are looked for only now: most models need none.
+        from pageport.models.family_plugins import plugin_decoder_spec
+
+        return plugin_decoder_spec(architecture, config, names)
     quantization = config.get("quantization_config")
     if quantization:
         raise UnsupportedModel(
             f"The checkpoint is quantised by {quantization.get('quant_method', 'an unnamed method')!r}, which is not "
             "supported yet. Use the unquantised checkpoint or a GGUF file."
         )
-    module = import_module(f"pageport.models.architectures.{ARCHITECTURES[architectures[0]]}")
+    module = import_module(f"pageport.models.architectures.{ARCHITECTURES[architecture]}")
     spec: DecoderSpec = module.decoder_spec(config, names)
     return spec

@@ -1,7 +1,7 @@
 """Log-probabilities of chosen and of the most likely tokens, and their form on the host."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -29,6 +29,15 @@ class LogprobTensors:
     token_ids: Int64[Tensor, "n columns"]
     logprobs: Float32[Tensor, "n columns"]
     ranks: Int64[Tensor, "n columns"]
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What is on the device."""
+        return self.token_ids, self.logprobs, self.ranks
+
+    def with_tensors(self, token_ids: Tensor, logprobs: Tensor, ranks: Tensor) -> "LogprobTensors":
+        """Return the same with copies of ``tensors``."""
+        return replace(self, token_ids=token_ids, logprobs=logprobs, ranks=ranks)
 
     def to_host(self) -> list[TokenLogprobs]:
         """Wait for the device and return one entry a row: the chosen token, then as many likely ones as it wants.

@@ -1,8 +1,8 @@
 """``sample``: from logits to one token a row."""
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float, Float32, Int64
@@ -17,6 +17,8 @@ from pageport.sampling.penalties import apply_penalties
 
 # ``Device.sample`` or what it inherits.
 Choose = Callable[[Tensor, SamplingBatch], Choice]
+# ``Device.fetch``.
+Fetch = Callable[[Sequence[Tensor]], Callable[[], list[Tensor]]]
 
 _NOT_FINITE = "The model's logits are not finite numbers. Try --dtype float32 or check the weights."
 _ALL_MASKED = (
@@ -27,7 +29,7 @@ _ALL_MASKED = (
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerOutput:
-    """What was sampled, on the device. A row with an error has some token, which must not be shown."""
+    """What was sampled, on the device until it is fetched. A row with an error has some token, not to be shown."""
 
     token_ids: Int64[Tensor, "rows"]
     # The largest logit of each row, as the model gave it and as the requests' own edits left it, where there are any.
@@ -35,6 +37,24 @@ class SamplerOutput:
     edited_peaks: Float32[Tensor, "rows"] | None = None
     processor_errors: Mapping[int, str] = field(default_factory=dict)
     logprobs: tuple[LogprobTensors, ...] = ()
+
+    def start_fetching(self, fetch: Fetch) -> Callable[[], "SamplerOutput"]:
+        """Start to copy everything to the host; what is returned waits for it and returns it."""
+        edited = [] if self.edited_peaks is None else [self.edited_peaks]
+        scored = [part for group in self.logprobs for part in group.tensors]
+        wait = fetch([self.token_ids, self.peaks, *edited, *scored])
+
+        def fetched() -> SamplerOutput:
+            here = iter(wait())
+            return replace(
+                self,
+                token_ids=next(here),
+                peaks=next(here),
+                edited_peaks=next(here) if edited else None,
+                logprobs=tuple(group.with_tensors(next(here), next(here), next(here)) for group in self.logprobs),
+            )
+
+        return fetched
 
     def errors(self) -> dict[int, str]:
         """Wait for the device and return why rows are unusable."""

@@ -54,6 +54,7 @@ class Request:
     beam: BeamSearchParams | None = None
     sequences: list["Sequence"] = field(default_factory=list)
     num_cached_tokens: int | None = None  # prefix hit of the first scheduling
+    queued_s: float | None = None  # seconds until the first scheduling; None: not scheduled yet, or told already
     # Logprobs of prompt positions 1, 2, …, collected over chunks; None: not wanted, or told already.
     prompt_scores: list[TokenLogprobs] | None = None
     # Sum over the prompt positions computed so far; None: not wanted, or told already.

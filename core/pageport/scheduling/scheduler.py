@@ -48,7 +48,7 @@ class Scheduler:
         self._roster = Roster(blocks, POLICIES[config.scheduling_policy], num_rows)
         self._admission = Admission(self._roster, blocks)
         self._step_time = StepTimeModel()
-        self._planner = StepPlanner(config, self._roster, blocks, self._admission, self._step_time)
+        self._planner = StepPlanner(config, self._roster, blocks, self._admission, self._step_time, clock)
         self._results = StepResults(self._roster, blocks)
         self._in_flight: deque[Batch] = deque()
         self._sequence_ids = count()

@@ -1,5 +1,7 @@
 """``StepPlanner``: what one step runs."""
 
+from collections.abc import Callable
+
 from pageport.cache.block_manager import BlockManager
 from pageport.cache.hash_chain import HashChain
 from pageport.config import SchedulerConfig
@@ -33,12 +35,14 @@ class StepPlanner:
         blocks: BlockManager,
         admission: Admission,
         step_time: StepTimeModel,
+        clock: Callable[[], float],
     ) -> None:
         self._config = config
         self._roster = roster
         self._blocks = blocks
         self._admission = admission
         self._step_time = step_time
+        self._clock = clock
         self._preemption = Preemption(roster, blocks)
         self._batch = Batch(step=0)
         self._unsent: Batch | None = None  # holds moves but runs nothing: its moves go out with the next batch
@@ -258,6 +262,7 @@ class StepPlanner:
             self._roster.start_beams(sequence, needed)
         if request.num_cached_tokens is None:
             request.num_cached_tokens = cached
+            request.queued_s = self._clock() - request.arrival_time
             self._count_prompt(request, cached)
         return True
 

@@ -14,7 +14,7 @@ from pageport.text.tool_calls.call_reader import CallReader
 from pageport.text.tool_calls.output_parser import OutputParser
 from pageport.text.tool_calls.reasoning_format import REASONING_FORMATS, ReasoningFormat, reasoning_format_of
 from pageport.text.tool_calls.reasoning_reader import ReasoningReader
-from pageport.text.tool_calls.tool_format import TOOL_FORMATS, ToolFormat, tool_format_of
+from pageport.text.tool_calls.tool_format import ToolFormat
 
 
 class AnswerForm:
@@ -89,8 +89,8 @@ class AnswerForm:
         return StructuredOutput(grammar=grammar, parameter="tools")
 
     def _choose_tool_format(self, service: Service) -> ToolFormat:
-        chosen = service.config.tool_format
-        tool_format = tool_format_of(self._template) if chosen == "auto" else TOOL_FORMATS.get(chosen)
+        chosen, known = service.config.tool_format, service.extensions
+        tool_format = known.tool_format_of(self._template) if chosen == "auto" else known.tool_formats.get(chosen)
         if tool_format is None:
             raise InvalidParameter(
                 f"tools cannot be called: the chat template of {service.model_name} shows no format of calls that is "

@@ -67,6 +67,7 @@ class Chat:
                 logprobs=(body.top_logprobs or 0) if body.logprobs else None,
                 prompt_logprobs=body.prompt_logprobs,
                 structured=self._form.asked,
+                logits_processors=service.extensions.processors(body.logits_processors),
             )
             self._generation = ChatGeneration(
                 service,

@@ -76,6 +76,7 @@ class Completion:
                 logprobs=body.logprobs,
                 prompt_logprobs=_num_prompt_logprobs(body),
                 structured=structured_output(body),
+                logits_processors=service.extensions.processors(body.logits_processors),
             ),
             add_special_tokens=body.add_special_tokens is not False,
             discards_output=is_prompt_only,

@@ -22,7 +22,7 @@ from pageport.errors import (
 
 logger = logging.getLogger(__name__)
 
-# What a client is told to wait before it asks an overloaded server, or one whose engine starts again.
+# What a client is told to wait before it asks a server again that is overloaded, ends, or starts its engine again.
 RETRY_AFTER_S = 1
 # Nobody reads this status: the client is gone. Access logs and metrics show it.
 CLIENT_CLOSED_REQUEST = 499
@@ -46,6 +46,14 @@ class UnknownResponse(RequestError):
 
 class DeadlineExceeded(PageportError):
     """The request was not finished in its time: HTTP 408. The engine has given it up."""
+
+
+class TooManyRequests(PageportError):
+    """The client has used up what is its own, whatever the server could do: HTTP 429."""
+
+
+class ServerDraining(PageportError):
+    """The server finishes what it has begun and takes nothing new: HTTP 503."""
 
 
 class GenerationFailed(PageportError):
@@ -74,7 +82,9 @@ def status_of(error: Exception) -> int:
             return 400
         case DeadlineExceeded():
             return 408
-        case EngineOverloaded() | EngineDead():
+        case TooManyRequests():
+            return 429
+        case EngineOverloaded() | EngineDead() | ServerDraining():
             return 503
         case HTTPException():
             return error.status_code
@@ -95,6 +105,10 @@ def error_body(error: Exception) -> dict[str, Any]:
             return _body(str(error), "invalid_request_error", error.parameter, "invalid_value")
         case DeadlineExceeded():
             return _body(str(error), "timeout_error", "timeout", "timeout")
+        case TooManyRequests():
+            return _body(str(error), "requests", None, "rate_limit_exceeded")
+        case ServerDraining():
+            return _body(str(error), "server_error", None, "server_draining")
         case EngineOverloaded():
             return _body(str(error), "server_error", None, "engine_overloaded")
         case EngineDead():
@@ -110,8 +124,10 @@ def error_body(error: Exception) -> dict[str, Any]:
 def error_response(error: Exception) -> JSONResponse:
     """Answer ``error`` with its status, body and headers."""
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
-    if isinstance(error, EngineOverloaded | EngineDead):
+    if isinstance(error, EngineOverloaded | EngineDead | ServerDraining | TooManyRequests):
         headers["Retry-After"] = str(RETRY_AFTER_S)
+    if isinstance(error, ServerDraining):
+        headers["Connection"] = "close"  # the next one should go to another server
     return JSONResponse(error_body(error), status_of(error), headers)
 
 

@@ -3,17 +3,19 @@
 import asyncio
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import NamedTuple
 
 from pageport.engine.messages import EngineRequest
 from pageport.engine.outputs import ChoiceDelta
-from pageport.errors import InvalidParameter
+from pageport.errors import InvalidParameter, PageportError
 from pageport.sampling.beam import BeamSearchParams
 from pageport.sampling.params import SamplingParams
 from pageport.server.errors import DeadlineExceeded, GenerationFailed
 from pageport.server.protocol.common import GenerationFields, PromptTokensDetails, Usage
+from pageport.server.request_record import GenerationRecord, current_record
 from pageport.server.service import Service
 
 
@@ -57,6 +59,7 @@ class Generation:
         self._discards_output = discards_output
         self._started = time.perf_counter()
         self._timeout_s = body.timeout
+        self._shows_counts = body.stream_options is not None and bool(body.stream_options.continuous_usage_stats)
         if len(prompts) * self.num_choices > service.config.max_choices:
             raise InvalidParameter(
                 f"{len(prompts)} prompts with n {self.num_choices} make {len(prompts) * self.num_choices} choices; "
@@ -76,7 +79,9 @@ class Generation:
             for index, prompt in enumerate(prompts)
         ]
         self.num_generated_tokens = 0
+        self._choice_tokens: Counter[int] = Counter()
         self._num_cached_tokens: int | None = None
+        self._record = self._new_record(body, prompts)
 
     def usage(self) -> Usage:
         """Count the tokens so far."""
@@ -100,6 +105,9 @@ class Generation:
             DeadlineExceeded: its time was over.
             GenerationFailed: the engine gave up on a choice.
         """
+        record = current_record.get()
+        if record is not None:
+            record.generation = self._record
         last_token_at: dict[int, float] = {}
         waiting = {index: len(request.prompt_token_ids) for index, request in enumerate(self.requests)}
         ticket = self._service.admission.admit(sum(waiting.values()))
@@ -107,16 +115,48 @@ class Generation:
             async with aclosing(self._merged()) as merged:
                 while (arrived := await self._in_time(merged)) is not None:
                     ticket.release(waiting.pop(arrived.prompt_index, 0))
-                    for delta in arrived.deltas:
-                        self._raise_failure(delta)
-                        delta.index += arrived.prompt_index * self.num_choices
-                        if self._discards_output:
-                            _discard_output(delta)
-                        self._count(delta, last_token_at)
-                    yield arrived.deltas
+                    for deltas in self._parted(arrived.deltas):
+                        for delta in deltas:
+                            self._raise_failure(delta)
+                            delta.index += arrived.prompt_index * self.num_choices
+                            if self._discards_output:
+                                _discard_output(delta)
+                            self._count(delta, last_token_at)
+                        yield deltas
+            self._record.is_finished = True
+        except PageportError as error:
+            self._record.error = str(error)
+            raise
         finally:
             ticket.release()
-        self._service.metrics.request_latency.observe(time.perf_counter() - self._started)
+            self._record.num_generated_tokens = self.num_generated_tokens
+            self._record.longest_choice_tokens = max(self._choice_tokens.values(), default=0)
+            self._record.num_cached_tokens = self._num_cached_tokens
+            self._record.last_token_at = max(last_token_at.values(), default=None)
+
+    def _new_record(self, body: GenerationFields, prompts: Sequence[str | list[int]]) -> GenerationRecord:
+        first = self.requests[0]
+        return GenerationRecord(
+            response_id=self.id,
+            model=self.model,
+            started=self._started,
+            num_choices=self.num_choices,
+            max_tokens=first.max_tokens,
+            seed=body.seed,
+            temperature=first.sampling.temperature,
+            top_p=first.sampling.top_p,
+            prompts=prompts,
+            num_prompt_tokens=sum(len(request.prompt_token_ids) for request in self.requests),
+        )
+
+    def _parted(self, deltas: list[ChoiceDelta]) -> list[list[ChoiceDelta]]:
+        """Part what came together: before a failure, which ends all, and wherever counts are shown in between."""
+        if self._shows_counts:
+            return [[delta] for delta in deltas]
+        for place, delta in enumerate(deltas):
+            if place and (delta.error is not None or delta.finish_reason == "timeout"):
+                return [deltas[:place], deltas[place:]]
+        return [deltas]
 
     async def _in_time(self, merged: AsyncGenerator[PromptDeltas, None]) -> PromptDeltas | None:
         """Return what comes next; None: that was all.
@@ -147,14 +187,22 @@ class Generation:
     def _count(self, delta: ChoiceDelta, last_token_at: dict[int, float]) -> None:
         if delta.num_cached_tokens is not None:
             self._num_cached_tokens = (self._num_cached_tokens or 0) + delta.num_cached_tokens
+        if delta.queued_s is not None:
+            before_s = self._record.queued_s
+            self._record.queued_s = delta.queued_s if before_s is None else min(before_s, delta.queued_s)
+        if delta.finish_reason is not None:
+            self._record.finish_reasons[delta.index] = delta.finish_reason
         num_tokens = len(delta.token_ids)
         if not num_tokens:
             return
         self.num_generated_tokens += num_tokens
+        self._choice_tokens[delta.index] += num_tokens
         now = time.perf_counter()
         before = last_token_at.get(delta.index)
         last_token_at[delta.index] = now
         if before is None:
+            if self._record.first_token_at is None:
+                self._record.first_token_at = now
             self._service.metrics.time_to_first_token.observe(now - self._started)
             return
         for _ in range(num_tokens):

@@ -1,6 +1,6 @@
 """Routes for probes and scrapers: ``/health``, ``/ready``, ``/metrics``, ``/version``."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
@@ -17,22 +17,29 @@ METRICS_TYPES = ("text/plain", "application/openmetrics-text")
 class Status(BaseModel):
     """One word: probes carry no key, so they learn nothing else."""
 
-    status: Literal["ok", "dead", "stalled"]
+    status: Literal["ok", "dead", "stalled", "draining"]
 
 
 class Version(BaseModel):
     version: str
 
 
-@router.get("/health")
+UNHEALTHY: dict[int | str, dict[str, Any]] = {503: {"model": Status, "description": "Not now."}}
+
+
+@router.get("/health", responses=UNHEALTHY)
 @router.head("/health", include_in_schema=False)
-@router.get("/ready")
-@router.head("/ready", include_in_schema=False)
 async def health(request: Request, response: Response) -> Status:
-    """Say whether requests are served: 503 when the engine is dead, or has work and makes no progress."""
-    status = _health(service_of(request))
-    response.status_code = 200 if status.status == "ok" else 503
-    return status
+    """Say whether the engine works: 503 when it is dead, or has work and makes no progress."""
+    return _tell(_health(service_of(request)), response)
+
+
+@router.get("/ready", responses=UNHEALTHY)
+@router.head("/ready", include_in_schema=False)
+async def ready(request: Request, response: Response) -> Status:
+    """Say whether new requests are served: 503 when ``/health`` is, and from the signal to stop on."""
+    service = service_of(request)
+    return _tell(Status(status="draining") if service.drain.has_begun else _health(service), response)
 
 
 @router.get(
@@ -50,6 +57,11 @@ async def metrics(request: Request) -> Response:
 async def version() -> Version:
     """Say which pageport this is."""
     return Version(version=__version__)
+
+
+def _tell(status: Status, response: Response) -> Status:
+    response.status_code = 200 if status.status == "ok" else 503
+    return status
 
 
 def _health(service: Service) -> Status:

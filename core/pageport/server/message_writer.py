@@ -42,6 +42,7 @@ class MessageWriter:
         self._shows_reasoning = body.include_reasoning is not False
         self._tool_format = form.tool_format
         self._parser = form.parser()
+        self._may_reason = form.may_reason
         self._has_begun = False
         self._echo = echo
         self._deltas: list[ChatDelta] = []
@@ -104,7 +105,8 @@ class MessageWriter:
         events = self._parser.push(delta.text)
         if delta.finish_reason is not None:
             events += self._parser.finish()
-        self._count_reasoning(delta)
+        if self._may_reason:
+            self._count_reasoning(delta)
         return [part for event in events if (part := self._part(event)) is not None]
 
     def _part(self, event: Event) -> ChatDelta | None:

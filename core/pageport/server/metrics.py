@@ -6,70 +6,18 @@ from typing import NamedTuple
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pageport import __version__
 from pageport.engine.async_engine import AsyncEngine
+from pageport.engine.messages import FinishReason
+from pageport.server import metric_names as names
+from pageport.server.metric_names import HistogramName, MetricName
+from pageport.server.request_record import RequestRecord
 
-# Seconds. From one step of a small model to a long queue.
-REQUEST_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-TOKEN_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
-
-
-class Field(NamedTuple):
-    """One number of ``EngineStats`` and the metric that shows it."""
-
-    attribute: str
-    metric: str
-    meaning: str
-
-
-GAUGES = (
-    Field("num_running", "requests_running", "Sequences in the running batch."),
-    Field("num_waiting", "requests_waiting", "Sequences that wait to run."),
-    Field("kv_blocks_total", "kv_blocks", "Blocks of the KV cache, all groups."),
-    Field("kv_blocks_used", "kv_blocks_used", "Blocks that requests hold."),
-)
-COUNTERS = (
-    Field("steps_total", "steps", "Engine steps."),
-    Field("prompt_tokens_total", "prompt_tokens", "Prompt tokens of admitted requests, each prompt counted once."),
-    Field("computed_tokens_total", "computed_tokens", "Tokens that went through the model, recomputation included."),
-    Field("generation_tokens_total", "generation_tokens", "Tokens generated."),
-    Field("prefix_query_tokens_total", "prefix_query_tokens", "Prompt tokens looked up in the prefix cache."),
-    Field("prefix_hit_tokens_total", "prefix_hit_tokens", "Prompt tokens found in the prefix cache."),
-    Field("preemptions_total", "preemptions", "Times a running sequence lost its place."),
-    Field("swapped_out_blocks_total", "swapped_out_blocks", "Blocks moved to host memory."),
-    Field("copied_blocks_total", "copied_blocks", "Blocks copied on write."),
-)
-
-
-class EngineCollector(Collector):
-    """Reads the engine's latest ``EngineStats`` at every scrape."""
-
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
-
-    def collect(self) -> Iterator[Metric]:
-        stats = self._engine.stats
-        for field in GAUGES:
-            yield GaugeMetricFamily(f"pageport:{field.metric}", field.meaning, getattr(stats, field.attribute))
-        for field in COUNTERS:
-            yield CounterMetricFamily(f"pageport:{field.metric}", field.meaning, getattr(stats, field.attribute))
-        waste = GaugeMetricFamily(
-            "pageport:kv_waste_ratio",
-            "Share of allocated KV slots that hold no token, mean over steps.",
-            labels=["group"],
-        )
-        for group, ratio in enumerate(stats.kv_waste_ratio):
-            waste.add_metric([str(group)], ratio)
-        yield waste
-        finished = CounterMetricFamily(
-            "pageport:requests_finished", "Choices that ended, by reason.", labels=["reason"]
-        )
-        for reason, count in stats.finished_total.items():
-            finished.add_metric([reason], count)
-        yield finished
+OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 class Exposition(NamedTuple):
@@ -77,61 +25,123 @@ class Exposition(NamedTuple):
     content_type: str
 
 
-class Metrics:
-    """A registry of its own, so that two servers in one process do not meet."""
+class Metrics(Collector):
+    """A registry of its own, so that two servers in one process do not meet.
+
+    What vLLM has too is shown a second time by its name there, labelled with the model, so that dashboards made for
+    it show this server.
+    """
 
     def __init__(self, engine: AsyncEngine) -> None:
-        self.registry = CollectorRegistry()
-        self.registry.register(EngineCollector(engine))
-        ProcessCollector(registry=self.registry)
-        self.time_to_first_token = Histogram(
-            "pageport:time_to_first_token_seconds",
-            "From the parsed request to a choice's first token.",
-            buckets=REQUEST_BUCKETS,
-            registry=self.registry,
-        )
-        self.inter_token_latency = Histogram(
-            "pageport:inter_token_latency_seconds",
-            "Between two tokens of a choice; tokens that arrive together share the time.",
-            buckets=TOKEN_BUCKETS,
-            registry=self.registry,
-        )
-        self.request_latency = Histogram(
-            "pageport:e2e_request_latency_seconds",
-            "From the parsed request to its last token, of requests that were not broken off.",
-            buckets=REQUEST_BUCKETS,
-            registry=self.registry,
-        )
-        self.responses = Counter(
-            "pageport:http_responses",
-            "Answers by route and status; refused requests are counted here only.",
+        self._engine = engine
+        self._histograms = {
+            name: Histogram(names.OWN_PREFIX + name.own, name.meaning, buckets=name.buckets, registry=None)
+            for name in names.HISTOGRAMS
+        }
+        # Observed at every token.
+        self.time_to_first_token = self._histograms[names.TIME_TO_FIRST_TOKEN]
+        self.inter_token_latency = self._histograms[names.INTER_TOKEN_LATENCY]
+        self._responses = Counter(
+            names.OWN_PREFIX + names.HTTP_RESPONSES.own,
+            names.HTTP_RESPONSES.meaning,
             ["route", "status"],
-            registry=self.registry,
+            registry=None,
         )
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        ProcessCollector(registry=self.registry)
+
+    def observe(self, record: RequestRecord) -> None:
+        """Count a request that is over."""
+        self._responses.labels(record.route, str(record.status)).inc()
+        made = record.generation
+        if made is None or not made.is_finished or record.ended is None:
+            return
+        self._add(names.REQUEST_LATENCY, record.ended - record.started)
+        self._add(names.PROMPT_LENGTH, made.num_prompt_tokens)
+        self._add(names.GENERATION_LENGTH, made.num_generated_tokens)
+        self._add(names.LONGEST_CHOICE, made.longest_choice_tokens)
+        self._add(names.NUM_CHOICES, made.num_choices)
+        self._add(names.MAX_TOKENS, made.max_tokens)
+        if made.queued_s is None or made.first_token_at is None or made.last_token_at is None:
+            return
+        decode_s = made.last_token_at - made.first_token_at
+        prefill_s = max(0.0, made.first_token_at - made.started - made.queued_s)
+        self._add(names.QUEUE_TIME, made.queued_s)
+        self._add(names.PREFILL_TIME, prefill_s)
+        self._add(names.DECODE_TIME, decode_s)
+        self._add(names.INFERENCE_TIME, prefill_s + decode_s)
+        if made.longest_choice_tokens > 1:
+            self._add(names.TIME_PER_OUTPUT_TOKEN, decode_s / (made.longest_choice_tokens - 1))
 
     def render(self, accept: str) -> Exposition:
         """Write all metrics in the format that the scraper's ``Accept`` header prefers."""
         encode, content_type = choose_encoder(accept)
+        if content_type.startswith("application/openmetrics-text"):
+            # The encoder that was chosen may write _ for the colons of names, though every version allows those.
+            body = openmetrics.generate_latest(self.registry, openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
+            return Exposition(body, OPENMETRICS_TYPE)
         return Exposition(encode(self.registry), content_type)
 
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric as it is now, by all its names."""
+        for name, metric in self._own_metrics():
+            yield metric
+            for vllm_name in name.vllm:
+                yield self._renamed(metric, names.VLLM_PREFIX + vllm_name)
 
-class CountResponses:
-    """ASGI middleware that counts every answer, also those that other middleware gives."""
+    def _add(self, name: HistogramName, value: float) -> None:
+        self._histograms[name].observe(value)
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self._app = app
-        self._metrics = metrics
+    def _own_metrics(self) -> Iterator[tuple[MetricName, Metric]]:
+        yield from self._engine_metrics()
+        for name, histogram in self._histograms.items():
+            for metric in histogram.collect():
+                yield name, metric
+        for metric in self._responses.collect():
+            yield names.HTTP_RESPONSES, metric
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    def _engine_metrics(self) -> Iterator[tuple[MetricName, Metric]]:
+        """Read the engine's latest ``EngineStats``."""
+        stats = self._engine.stats
+        for name in names.GAUGES:
+            yield name, GaugeMetricFamily(names.OWN_PREFIX + name.own, name.meaning, name.read(stats))
+        for name in names.COUNTERS:
+            yield name, CounterMetricFamily(names.OWN_PREFIX + name.own, name.meaning, name.read(stats))
+        waste = GaugeMetricFamily(names.OWN_PREFIX + names.KV_WASTE.own, names.KV_WASTE.meaning, labels=["group"])
+        for group, ratio in enumerate(stats.kv_waste_ratio):
+            waste.add_metric([str(group)], ratio)
+        yield names.KV_WASTE, waste
+        finished = CounterMetricFamily(names.OWN_PREFIX + names.FINISHED.own, names.FINISHED.meaning, labels=["reason"])
+        # From the start on: the first end of a kind is then seen as an increase.
+        for reason in FinishReason:
+            finished.add_metric([reason.value], stats.finished_total.get(reason.value, 0))
+        yield names.FINISHED, finished
+        info = self._engine.info
+        served = {
+            "version": __version__,
+            "model_name": info.model_name,
+            "architecture": info.architecture,
+            "backend": info.backend,
+            "dtype": info.dtype,
+        }
+        yield names.SERVED, _info(names.SERVED, served)
+        cache = {"block_size": str(info.block_size), "num_blocks": str(sum(info.num_blocks))}
+        yield names.CACHE, _info(names.CACHE, cache)
 
-        async def count(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                # The route's pattern, not the path: clients must not be able to make series.
-                route = getattr(scope.get("route"), "path", "none")
-                self._metrics.responses.labels(route, str(message["status"])).inc()
-            await send(message)
+    def _renamed(self, metric: Metric, name: str) -> Metric:
+        renamed = Metric(name, metric.documentation, metric.type)
+        # There may be several engines there; here it is one.
+        labels = {"model_name": self._engine.info.model_name, "engine": "0"}
+        for sample in metric.samples:
+            own = {names.VLLM_LABELS.get(label, label): value for label, value in sample.labels.items()}
+            renamed.samples.append(
+                sample._replace(name=name + sample.name.removeprefix(metric.name), labels=labels | own)
+            )
+        return renamed
 
-        await self._app(scope, receive, count)
+
+def _info(name: MetricName, labels: dict[str, str]) -> Metric:
+    info = GaugeMetricFamily(names.OWN_PREFIX + name.own, name.meaning, labels=list(labels))
+    info.add_metric(list(labels.values()), 1)
+    return info

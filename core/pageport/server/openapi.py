@@ -1,4 +1,4 @@
-"""The published schema. Bodies are read by ``Service.read``, so FastAPI has to be told of them."""
+"""The published schema: bodies, which FastAPI has to be told of since ``Service.read`` reads them, and errors."""
 
 from typing import Any
 
@@ -6,9 +6,28 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from pageport.server.protocol.errors import ErrorResponse
+from pageport.server.request_ids import HEADER
+
 SCHEMAS = "#/components/schemas/{model}"
 # What a route that streams on request answers with besides its JSON.
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+
+REQUEST_ID_HEADER = {
+    "description": "The request's own, or a new one: what the server's log calls the request.",
+    "required": True,
+    "schema": {"type": "string"},
+}
+RETRY_AFTER_HEADER = {
+    "description": "Seconds after which to ask again, with 429 and 503.",
+    "schema": {"type": "integer", "minimum": 0},
+}
+# Any route may answer so, whatever else it says: middleware does too.
+FAILURES = {
+    "4XX": "The request cannot be served as it is: 400 a value, 401 no valid key, 404 no such thing, 408 its time is "
+    "over, 413 too long, 429 too many at once.",
+    "5XX": "The server cannot serve the request now: 503 come again, 500 its log says why.",
+}
 
 
 def documents_body(kind: type[BaseModel]) -> dict[str, Any]:
@@ -18,15 +37,33 @@ def documents_body(kind: type[BaseModel]) -> dict[str, Any]:
 
 
 def publish_bodies(app: FastAPI, kinds: list[type[BaseModel]]) -> None:
-    """Add ``kinds``, and what they consist of, to the schemas that ``app`` publishes."""
+    """Add ``kinds``, and what they consist of, to the schemas that ``app`` publishes, and errors to all its routes."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = generate()
-            _, definitions = models_json_schema([(kind, "validation") for kind in kinds], ref_template=SCHEMAS)
+            published: list[type[BaseModel]] = [*kinds, ErrorResponse]
+            _, definitions = models_json_schema([(kind, "validation") for kind in published], ref_template=SCHEMAS)
             schema.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+            for operations in schema["paths"].values():
+                for operation in operations.values():
+                    _describe_failures(operation["responses"])
             app.openapi_schema = schema
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # the documented way to extend the schema
+
+
+def _describe_failures(responses: dict[str, Any]) -> None:
+    # FastAPI's own answer to wrong arguments is never given: it is a 400 here.
+    responses.pop("422", None)
+    body = {"application/json": {"schema": {"$ref": SCHEMAS.format(model=ErrorResponse.__name__)}}}
+    for status, description in FAILURES.items():
+        responses[status] = {
+            "description": description,
+            "content": body,
+            "headers": {"Retry-After": RETRY_AFTER_HEADER},
+        }
+    for response in responses.values():
+        response.setdefault("headers", {})[HEADER] = REQUEST_ID_HEADER

@@ -1,10 +1,11 @@
 """From the fields of a request to ``SamplingParams`` or ``BeamSearchParams``."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from pageport.errors import InvalidParameter
 from pageport.sampling.beam import BeamSearchParams
-from pageport.sampling.params import SamplingParams
+from pageport.sampling.params import LogitsProcessor, SamplingParams
 from pageport.sampling.structured import StructuredOutput
 from pageport.server.protocol.common import GenerationFields
 
@@ -50,6 +51,7 @@ NOT_FOR_BEAMS = (
     "logprobs",
     "prompt_logprobs",
     "truncate_prompt_tokens",
+    "logits_processors",
 )
 
 
@@ -60,6 +62,7 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None,
     structured: StructuredOutput | None,
+    logits_processors: Sequence[LogitsProcessor] | None = None,
 ) -> SamplingParams | BeamSearchParams:
     """Map a request; ``max_tokens`` None is the rest of the context, ``structured`` what ``structured_output`` says.
 
@@ -91,6 +94,7 @@ def sampling_params(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         structured=structured,
+        logits_processors=logits_processors,
     )
 
 

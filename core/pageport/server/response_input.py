@@ -8,9 +8,22 @@ from pydantic import ValidationError
 
 from pageport.errors import InvalidParameter, RequestError
 from pageport.server.errors import invalid_body, quote
-from pageport.server.protocol.chat import ChatMessage, ChatRequest
+from pageport.server.protocol.chat import (
+    ChatMessage,
+    ChatRequest,
+    FunctionDefinition,
+    NamedFunction,
+    NamedToolChoice,
+    Tool,
+)
 from pageport.server.protocol.common import GenerationFields, Payload, StreamOptions
-from pageport.server.protocol.responses import InputItem, ResponseRequest
+from pageport.server.protocol.responses import (
+    FunctionTool,
+    FunctionToolChoice,
+    InputItem,
+    InputPart,
+    ResponseRequest,
+)
 from pageport.server.service import not_supported
 
 LOGPROBS = "message.output_text.logprobs"
@@ -41,6 +54,9 @@ def chat_request(body: ResponseRequest, conversation: Sequence[ChatMessage]) -> 
         "logprobs": wants_logprobs(body),
         "top_logprobs": body.top_logprobs if wants_logprobs(body) else None,
         "response_format": _response_format(body),
+        "tools": [_tool(tool) for tool in body.tools] if body.tools else None,
+        "tool_choice": _tool_choice(body.tool_choice),
+        "parallel_tool_calls": body.parallel_tool_calls,
         "chat_template_kwargs": body.chat_template_kwargs,
     }
     given = {name: value for fields in (shared, own) for name, value in fields.items() if value is not None}
@@ -54,11 +70,28 @@ def input_messages(body: ResponseRequest) -> list[ChatMessage]:
     """Return the input as messages.
 
     Raises:
-        InvalidParameter: an item is no message, or a part of one no text.
+        InvalidParameter: an item is of a kind that is not known here, or a part of one is no text.
     """
     if isinstance(body.input, str):
         return [ChatMessage(role="user", content=body.input)]
-    return [_message(position, item) for position, item in enumerate(body.input)]
+    messages: list[ChatMessage] = []
+    for position, item in enumerate(body.input):
+        match item.type:
+            case None | "message":
+                messages.append(_message(position, item))
+            case "function_call":
+                _append_call(messages, position, item)
+            case "function_call_output":
+                messages.append(_call_output(position, item))
+            case "reasoning":
+                pass  # models are not told again what they thought
+            case _:
+                raise InvalidParameter(
+                    f"input[{position}] is of type {quote(item.type)}; what is taken are messages, function calls and "
+                    "their outputs.",
+                    "input",
+                )
+    return messages
 
 
 def wants_logprobs(body: ResponseRequest) -> bool:
@@ -93,10 +126,6 @@ def check(body: ResponseRequest) -> None:
             raise not_supported(name)
     if body.truncation not in (None, "disabled"):
         raise not_supported("truncation", quote(body.truncation))
-    if body.tools and body.tool_choice != "none":
-        raise not_supported("tools", f"with tool_choice {quote(body.tool_choice or 'auto')}")
-    if body.tool_choice not in (None, "none", "auto"):
-        raise InvalidParameter("tool_choice asks for a tool, but there are no tools.", "tool_choice")
     for wanted in body.include or ():
         if wanted != LOGPROBS:
             raise not_supported("include", quote(wanted))
@@ -109,15 +138,50 @@ def _response_format(body: ResponseRequest) -> Payload | None:
     return {"type": "json_schema", "json_schema": {name: value for name, value in chosen.items() if name != "type"}}
 
 
+def _tool(tool: FunctionTool) -> Tool:
+    given = tool.model_dump(exclude_none=True, exclude={"type"})
+    return Tool(type="function", function=FunctionDefinition(**given))
+
+
+def _tool_choice(choice: str | FunctionToolChoice | None) -> str | NamedToolChoice | None:
+    if not isinstance(choice, FunctionToolChoice):
+        return choice
+    return NamedToolChoice(type="function", function=NamedFunction(name=choice.name))
+
+
 def _message(position: int, item: InputItem) -> ChatMessage:
-    if item.type not in (None, "message"):
-        raise InvalidParameter(f"input[{position}] is of type {quote(item.type)}; only messages are taken.", "input")
     if not item.role:
         raise InvalidParameter(f"input[{position}] has no role. Say who speaks: user, assistant, system.", "input")
-    if not isinstance(item.content, list):
-        return ChatMessage(role=item.role, content=item.content or "")
+    return ChatMessage(role=item.role, content=_text(position, item.content))
+
+
+def _append_call(messages: list[ChatMessage], position: int, item: InputItem) -> None:
+    """Add a call to the assistant's message that it belongs to: the last one, or one of its own."""
+    if not item.call_id or not item.name:
+        raise InvalidParameter(f"input[{position}] is a function call without call_id or name. Give both.", "input")
+    call = {
+        "id": item.call_id,
+        "type": "function",
+        "function": {"name": item.name, "arguments": item.arguments or "{}"},
+    }
+    if not messages or messages[-1].role != "assistant":
+        messages.append(ChatMessage(role="assistant", content=""))
+    messages[-1].tool_calls = [*(messages[-1].tool_calls or ()), call]
+
+
+def _call_output(position: int, item: InputItem) -> ChatMessage:
+    if not item.call_id:
+        raise InvalidParameter(
+            f"input[{position}] is a function's output without call_id. Say which call it answers.", "input"
+        )
+    return ChatMessage(role="tool", tool_call_id=item.call_id, content=_text(position, item.output))
+
+
+def _text(position: int, content: str | list[InputPart] | None) -> str:
+    if not isinstance(content, list):
+        return content or ""
     texts = []
-    for part in item.content:
+    for part in content:
         text = part.refusal if part.type == "refusal" else part.text
         if part.type not in (*TEXT_PARTS, "refusal") or text is None:
             raise InvalidParameter(
@@ -125,4 +189,4 @@ def _message(position: int, item: InputItem) -> ChatMessage:
                 "input",
             )
         texts.append(text)
-    return ChatMessage(role=item.role, content="\n".join(texts))
+    return "\n".join(texts)

@@ -5,7 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pageport.server.protocol.chat import ChatMessage
-from pageport.server.protocol.responses import InputMessage, InputText, OutputText, ResponseObject
+from pageport.server.protocol.responses import (
+    ConversationItem,
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    InputMessage,
+    InputText,
+    OutputMessage,
+    OutputText,
+    ReasoningItem,
+    ResponseObject,
+)
 
 # What an answer costs besides its text, about.
 OVERHEAD_BYTES = 2048
@@ -19,23 +29,49 @@ class StoredResponse:
     conversation: Sequence[ChatMessage]
 
     @property
-    def input_items(self) -> list[InputMessage]:
+    def input_items(self) -> list[ConversationItem]:
         """The conversation before the answer, as items."""
-        return [
-            InputMessage(
-                id=f"msg_{position}_{self.response.id}",
-                role=message.role,
-                content=[(OutputText if message.role == "assistant" else InputText)(text=str(message.content))],
-            )
-            for position, message in enumerate(self.conversation[:-1])
-        ]
+        items: list[ConversationItem] = []
+        for message in self.conversation[:-1]:
+            items += self._items(message, len(items))
+        return items
 
     @property
     def num_bytes(self) -> int:
         """Estimate the memory, as if conversations shared nothing."""
         texts = [len(message.content or "") for message in self.conversation]
-        logprobs = [len(part.logprobs) for item in self.response.output for part in item.content]
+        calls = [call["function"] for message in self.conversation for call in message.tool_calls or ()]
+        texts += [len(call["name"]) + len(call["arguments"]) for call in calls]
+        thoughts = [item for item in self.response.output if isinstance(item, ReasoningItem)]
+        texts += [len(part.text) for thought in thoughts for part in thought.content]
+        messages = [item for item in self.response.output if isinstance(item, OutputMessage)]
+        logprobs = [len(part.logprobs) for message in messages for part in message.content]
         return OVERHEAD_BYTES * (1 + len(texts)) + 2 * sum(texts) + OVERHEAD_BYTES * sum(logprobs)
+
+    def _items(self, message: ChatMessage, number: int) -> list[ConversationItem]:
+        """Return the items that ``message`` was, the first one with ``number`` in its id."""
+        text = str(message.content)
+        if message.role == "tool":
+            return [
+                FunctionCallOutputItem(
+                    id=f"fco_{number}_{self.response.id}", call_id=message.tool_call_id or "", output=text
+                )
+            ]
+        items: list[ConversationItem] = []
+        if text or not message.tool_calls:
+            part = (OutputText if message.role == "assistant" else InputText)(text=text)
+            items.append(InputMessage(id=f"msg_{number}_{self.response.id}", role=message.role, content=[part]))
+        for call in message.tool_calls or ():
+            items.append(
+                FunctionCallItem(
+                    id=f"fc_{number + len(items)}_{self.response.id}",
+                    call_id=call["id"],
+                    name=call["function"]["name"],
+                    arguments=call["function"]["arguments"],
+                    status="completed",
+                )
+            )
+        return items
 
 
 class ResponseStore:

@@ -1,19 +1,16 @@
 """``ResponseWriter``: from the chunks of a chat answer to a response object and the events that build it up."""
 
 import time
-import uuid
 
 from pageport.sampling.params import SamplingParams
-from pageport.server.protocol.chat import ChatChunk, ChatUsage, TokenLogprob
-from pageport.server.protocol.common import Usage
+from pageport.server.protocol.chat import ChatChunk, ChatMessage, ChatUsage, TokenLogprob, ToolCallDelta
+from pageport.server.protocol.common import Payload, Usage
 from pageport.server.protocol.responses import (
+    FunctionCallItem,
     IncompleteDetails,
     InputTokensDetails,
-    ItemEvent,
     OutputMessage,
-    OutputText,
     OutputTokensDetails,
-    PartEvent,
     ResponseEvent,
     ResponseFailure,
     ResponseObject,
@@ -21,9 +18,8 @@ from pageport.server.protocol.responses import (
     ResponseUsage,
     SnapshotEvent,
     Status,
-    TextDeltaEvent,
-    TextDoneEvent,
 )
+from pageport.server.response_items import GrowingCall, GrowingItem, GrowingMessage, GrowingReasoning
 
 DEFAULTS = SamplingParams()
 
@@ -33,10 +29,9 @@ class ResponseWriter:
 
     def __init__(self, body: ResponseRequest, *, response_id: str, model: str, created_at: int) -> None:
         """Show what holds of ``body``."""
-        self._item_id = f"msg_{uuid.uuid4().hex}"
         self._num_events = 0
-        self._texts: list[str] = []
-        self._logprobs: list[TokenLogprob] = []
+        self._growing: GrowingItem | None = None
+        self._unshown: list[TokenLogprob] = []  # of tokens before any text
         self._finish_reason: str | None = None
         text = body.text.model_dump(exclude_none=True) if body.text is not None else {}
         self.response = ResponseObject(
@@ -53,7 +48,8 @@ class ResponseWriter:
             top_logprobs=body.top_logprobs or 0,
             text={"format": {"type": "text"}} | text,
             metadata=body.metadata or {},
-            tool_choice="none" if body.tool_choice == "none" else "auto",
+            tools=body.tools or [],
+            tool_choice=body.tool_choice or "auto",
             parallel_tool_calls=body.parallel_tool_calls is not False,
         )
 
@@ -63,8 +59,17 @@ class ResponseWriter:
         return self._num_events > 0
 
     @property
-    def text(self) -> str:
-        return "".join(self._texts)
+    def said(self) -> ChatMessage:
+        """The finished answer as a message of the conversation."""
+        calls: list[Payload] = []
+        texts: list[str] = []
+        for item in self.response.output:
+            if isinstance(item, FunctionCallItem):
+                function = {"name": item.name, "arguments": item.arguments}
+                calls.append({"id": item.call_id, "type": "function", "function": function})
+            elif isinstance(item, OutputMessage):
+                texts += [part.text for part in item.content]
+        return ChatMessage(role="assistant", content="".join(texts), tool_calls=calls or None)
 
     def write(self, chunk: ChatChunk) -> list[ResponseEvent]:
         """Return the events that show ``chunk``; before the first, those that open the answer."""
@@ -73,20 +78,16 @@ class ResponseWriter:
             self.response.usage = _usage(chunk.usage)
         for choice in chunk.choices:
             self._finish_reason = choice.finish_reason or self._finish_reason
-            text = choice.delta.content or ""
-            logprobs = choice.logprobs.content if choice.logprobs is not None else []
-            if text or logprobs:
-                self._texts.append(text)
-                self._logprobs += logprobs
-                events.append(
-                    TextDeltaEvent(
-                        type="response.output_text.delta",
-                        sequence_number=self._next_number(),
-                        item_id=self._item_id,
-                        delta=text,
-                        logprobs=logprobs,
-                    )
-                )
+            if choice.delta.reasoning_content:
+                events += self._add_reasoning(choice.delta.reasoning_content)
+                continue
+            # Tokens without text are the beginning of one, or markers of something else.
+            if choice.logprobs is not None and (choice.delta.content or self._may_say):
+                self._unshown += choice.logprobs.content
+            if choice.delta.content or (self._unshown and isinstance(self._growing, GrowingMessage)):
+                events += self._add_text(choice.delta.content or "")
+            for call in choice.delta.tool_calls or ():
+                events += self._add_call(call)
         return events
 
     def end(self) -> list[ResponseEvent]:
@@ -95,51 +96,77 @@ class ResponseWriter:
         if self._finish_reason == "length":
             status = "incomplete"
             self.response.incomplete_details = IncompleteDetails(reason="max_output_tokens")
+        events: list[ResponseEvent] = []
+        if self._growing is None:
+            # Silence is a message too.
+            events += (
+                self._add_text("") if self._unshown else self._open(GrowingMessage(self._next_index, self._next_number))
+            )
+        events += self._close(status)
         self.response.status = status
         self.response.completed_at = int(time.time()) if status == "completed" else None
-        part = OutputText(text=self.text, logprobs=self._logprobs)
-        message = self._message(status, [part])
-        self.response.output = [message]
-        return [
-            TextDoneEvent(
-                type="response.output_text.done",
-                sequence_number=self._next_number(),
-                item_id=self._item_id,
-                text=part.text,
-                logprobs=part.logprobs,
-            ),
-            PartEvent(
-                type="response.content_part.done", sequence_number=self._next_number(), item_id=self._item_id, part=part
-            ),
-            ItemEvent(type="response.output_item.done", sequence_number=self._next_number(), item=message),
-            SnapshotEvent(type=f"response.{status}", sequence_number=self._next_number(), response=self.response),
-        ]
+        return [*events, self._snapshot(f"response.{status}")]
 
     def fail(self, reason: str) -> ResponseEvent:
         """Give the answer up and return the event that says why."""
         self.response.status = "failed"
         self.response.error = ResponseFailure(code="server_error", message=reason)
-        return SnapshotEvent(type="response.failed", sequence_number=self._next_number(), response=self.response)
+        return self._snapshot("response.failed")
 
     def _begin(self) -> list[ResponseEvent]:
-        return [
-            SnapshotEvent(type="response.created", sequence_number=self._next_number(), response=self.response),
-            SnapshotEvent(type="response.in_progress", sequence_number=self._next_number(), response=self.response),
-            ItemEvent(
-                type="response.output_item.added",
-                sequence_number=self._next_number(),
-                item=self._message("in_progress", []),
-            ),
-            PartEvent(
-                type="response.content_part.added",
-                sequence_number=self._next_number(),
-                item_id=self._item_id,
-                part=OutputText(),
-            ),
-        ]
+        return [self._snapshot("response.created"), self._snapshot("response.in_progress")]
 
-    def _message(self, status: Status, content: list[OutputText]) -> OutputMessage:
-        return OutputMessage(id=self._item_id, status=status, content=content)
+    def _add_text(self, text: str) -> list[ResponseEvent]:
+        events: list[ResponseEvent] = []
+        if not isinstance(self._growing, GrowingMessage):
+            events += self._open(GrowingMessage(self._next_index, self._next_number))
+        assert isinstance(self._growing, GrowingMessage)
+        logprobs, self._unshown = self._unshown, []
+        return [*events, self._growing.add(text, logprobs)]
+
+    def _add_reasoning(self, text: str) -> list[ResponseEvent]:
+        events: list[ResponseEvent] = []
+        if not isinstance(self._growing, GrowingReasoning):
+            events += self._open(GrowingReasoning(self._next_index, self._next_number))
+        assert isinstance(self._growing, GrowingReasoning)
+        return [*events, self._growing.add(text)]
+
+    def _add_call(self, call: ToolCallDelta) -> list[ResponseEvent]:
+        events: list[ResponseEvent] = []
+        if call.id is not None:
+            events += self._open(GrowingCall(self._next_index, self._next_number, call.id, call.function.name or ""))
+        if call.function.arguments:
+            assert isinstance(self._growing, GrowingCall)
+            events.append(self._growing.add(call.function.arguments))
+        return events
+
+    @property
+    def _may_say(self) -> bool:
+        return self._growing is None or isinstance(self._growing, GrowingMessage)
+
+    @property
+    def _next_index(self) -> int:
+        return len(self.response.output) + (self._growing is not None)
+
+    def _open(self, item: GrowingItem) -> list[ResponseEvent]:
+        events = self._close("completed")
+        self._growing = item
+        if not self._may_say:
+            self._unshown.clear()
+        return [*events, *item.open()]
+
+    def _close(self, status: Status) -> list[ResponseEvent]:
+        if self._growing is None:
+            return []
+        events = self._growing.close(status)
+        self.response.output.append(self._growing.item(status))
+        self._growing = None
+        return events
+
+    def _snapshot(self, kind: str) -> SnapshotEvent:
+        # Events are written when others of their group are made already.
+        now = self.response.model_copy(update={"output": list(self.response.output)})
+        return SnapshotEvent(type=kind, sequence_number=self._next_number(), response=now)
 
     def _next_number(self) -> int:
         self._num_events += 1

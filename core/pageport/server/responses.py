@@ -143,9 +143,8 @@ class Answer:
                 yield [event for chunk in chunks for event in self._writer.write(chunk)]
         end = self._writer.end()
         if self._writer.response.store:
-            said = ChatMessage(role="assistant", content=self._writer.text)
             self._service.responses.add(
-                StoredResponse(response=self._writer.response, conversation=[*self._conversation, said])
+                StoredResponse(response=self._writer.response, conversation=[*self._conversation, self._writer.said])
             )
         yield end
 

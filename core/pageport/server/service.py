@@ -14,12 +14,16 @@ from pageport.engine.async_engine import AsyncEngine
 from pageport.errors import InvalidParameter
 from pageport.server.admission import Admission
 from pageport.server.config import ServerConfig
+from pageport.server.drain import Drain
 from pageport.server.errors import UnknownModel, invalid_body, quote
+from pageport.server.extensions import Extensions
 from pageport.server.limits import check_limits
 from pageport.server.metrics import Metrics
+from pageport.server.metrics_sinks import SinkWriter, close_sinks
 from pageport.server.protocol.body import RequestBody
 from pageport.server.request_body import read_body
 from pageport.server.response_store import ResponseStore
+from pageport.server.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -92,16 +96,29 @@ class Service:
     created: int  # Unix time, seconds
     admission: Admission
     responses: ResponseStore
+    tracing: Tracing | None = None
+    drain: Drain = field(default_factory=Drain)
+    extensions: Extensions = field(default_factory=Extensions.load)
+    _sinks: list[SinkWriter] = field(default_factory=list)
     _ignored_fields: set[str] = field(default_factory=set)
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(NUM_THREADS, "long-requests"))
+
+    def __post_init__(self) -> None:
+        self._sinks.extend(SinkWriter(sink, self.metrics.registry) for sink in self.extensions.metrics_sinks.values())
 
     @property
     def model_name(self) -> str:
         return self.engine.info.model_name
 
     def close(self) -> None:
-        """Drop what waits for a thread: nobody is left to hear of it, and a process ends when its threads are done."""
+        """Drop what waits for a thread: nobody is left to hear of it, and a process ends when its threads are done.
+
+        Metrics are written a last time, and traces sent.
+        """
         self._threads.shutdown(wait=False, cancel_futures=True)
+        close_sinks(self._sinks)
+        if self.tracing is not None:
+            self.tracing.close()
 
     async def read(self, request: Request, kind: type[Body]) -> Body:
         """Read and check the JSON body of ``request``: ``build`` without anything to make of it."""
@@ -117,12 +134,14 @@ class Service:
             InvalidParameter: the body is no JSON object, or a field is wrong or not supported.
             BodyTooLong: more bytes than the settings allow.
             UnknownModel: the model is not served here. An absent or null model means the one that is.
+            ServerDraining: the server ends meanwhile.
         """
         data = await read_body(request, self.config.max_body_bytes)
         if len(data) <= LONG_BODY_BYTES:
             return make(self, self._parse(data, kind))
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, lambda: make(self, self._parse(data, kind)))
+        work = loop.run_in_executor(self._threads, lambda: make(self, self._parse(data, kind)))
+        return await self.drain.unless_over(work)
 
     def _parse(self, data: bytes, kind: type[Body]) -> Body:
         try:

@@ -106,7 +106,7 @@ class NullRunner(Runner):
 
     Before an entry samples, every position that its tokens see is looked up through the row's block tables: a wrong,
     missing, overwritten or not yet copied block raises AssertionError. ``verify=False`` only counts, for measuring
-    host time. Steps run when submitted, in order, as on a device.
+    host time; every token is ``token_id`` then. Steps run when submitted, in order, as on a device.
     """
 
     def __init__(
@@ -117,12 +117,14 @@ class NullRunner(Runner):
         vocab_size: int = 32,
         latency_s: float = 0.0,
         verify: bool = True,
+        token_id: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._groups = groups
         self._vocab_size = vocab_size
         self._latency_s = latency_s
         self._verify = verify
+        self._token_id = token_id
         self._clock = clock
         self._ready_at = 0.0
         self._rows = [_Row(len(groups)) for _ in range(max_num_seqs)]
@@ -140,7 +142,7 @@ class NullRunner(Runner):
             self._prepare(batch)
             result = self._run(batch)
         else:
-            result = StepResult(token_ids=[[1]] * len(batch.sample_rows))
+            result = StepResult(token_ids=[[self._token_id]] * len(batch.sample_rows))
         self._ready_at = max(self._ready_at, self._clock()) + self._latency_s
         return NullPending(result, self._ready_at, self._clock)
 

@@ -11,13 +11,14 @@ from pageport.testing.reference_device import ReferenceDevice
 class ReplayingDevice(ReferenceDevice):
     """Counts what is captured and replayed; saves no time."""
 
-    def __init__(self) -> None:
+    def __init__(self, graph_sizes: tuple[int, ...] = ()) -> None:
+        self._graph_sizes = graph_sizes
         self.num_captures = 0
         self.num_replays = 0
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(super().capabilities, features={"graph": 1})
+        return replace(super().capabilities, features={"graph": 1}, graph_sizes=self._graph_sizes)
 
     def capture(self, run: Callable[[], None]) -> Graph:
         run()

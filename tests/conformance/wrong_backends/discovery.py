@@ -118,6 +118,10 @@ class IsStaticWithoutBuckets(Declares):
     changes = {"static_shapes": True}  # noqa: RUF012
 
 
+class HasGraphsInNoOrder(Declares):
+    changes = {"graph_sizes": (1, 8, 4)}  # noqa: RUF012
+
+
 class DeclaresOpItHasNot(Declares):
     changes = {"features": {"op:rms_norm": 1}}  # noqa: RUF012
 
@@ -167,6 +171,7 @@ CAUGHT = [
     ("declares no block size", HasNoBlockSize, "block_sizes is empty"),
     ("declares an unknown variant", HasUnknownVariant, "'softcaps'"),
     ("static without buckets", IsStaticWithoutBuckets, "token_buckets is empty"),
+    ("sizes of graphs in no order", HasGraphsInNoOrder, "graph_sizes is (1, 8, 4); name them in ascending order"),
     ("declares an op it has not", DeclaresOpItHasNot, "does not override Device.rms_norm"),
     ("declares an unserved version", DeclaresUnservedVersion, "op:rms_norm version 7"),
     ("changes its answers", ChangesItsAnswers, "changes from one reading to the next"),

@@ -105,6 +105,12 @@ class PosesAsTheReference(Replacing):
     gelu = functools.wraps(CpuDevice.gelu)(lambda *arguments, **options: torch_gelu(*arguments[1:], **options))
 
 
+class FetchesIntoOnePlace(Replacing):
+    def fetch(self, tensors):
+        self.latest = [tensor.cpu() for tensor in tensors]
+        return lambda: self.latest
+
+
 def torch_gelu(x, tanh, out=None):
     result = functional.gelu(x.float(), approximate="tanh" if tanh else "none").to(x.dtype)
     return result if out is None else out.copy_(result)
@@ -126,6 +132,7 @@ WRONG = tuple(
         ("gated gelu tanh swapped", GatedGeluOfTheOtherKind, "the tanh approximation is computed where the other"),
         ("gate and up swapped", SwapsGateAndUp, "gate and up are swapped"),
         ("cap without dividing", CapsWithoutDividing, "x is not divided by the cap"),
+        ("fetches into one place", FetchesIntoOnePlace, "are the copies waited for, and are they copies of their own?"),
         ("ignores out", IgnoresOut, "the result is not `out`"),
         ("writes behind out", WritesBehindOut, "the op writes outside out"),
         ("changes its input", ChangesItsInput, "the op changes its input x"),

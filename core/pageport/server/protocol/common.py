@@ -17,6 +17,8 @@ from pageport.server.protocol.body import RequestBody
 # Documented caps besides the engine's: each bounds work that a small body could otherwise cause.
 MAX_ALLOWED_TOKEN_IDS = 1024
 MAX_CACHE_SALT_CHARACTERS = 1024
+MAX_LOGITS_PROCESSORS = 16
+MAX_PROCESSOR_NAME_CHARACTERS = 256
 
 StopString = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]
 
@@ -57,6 +59,16 @@ class StructuredOutputs(BaseModel):
     disable_any_whitespace: bool | None = None
 
 
+ProcessorName = Annotated[str, Field(min_length=1, max_length=MAX_PROCESSOR_NAME_CHARACTERS)]
+
+
+class ProcessorCall(BaseModel):
+    """A logits processor of a plugin, and its arguments."""
+
+    name: ProcessorName
+    arguments: dict[str, Any] | None = None
+
+
 class GenerationFields(RequestBody):
     """Fields of both endpoints. None is what an absent field and an explicit null both mean: the default."""
 
@@ -77,6 +89,10 @@ class GenerationFields(RequestBody):
     repetition_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: Annotated[list[StrictInt] | None, Field(max_length=MAX_ALLOWED_TOKEN_IDS)] = None
+    logits_processors: Annotated[
+        list[ProcessorName | ProcessorCall] | None,
+        Field(max_length=MAX_LOGITS_PROCESSORS, description="Processors that plugins bring, by name."),
+    ] = None
     bad_words: Annotated[list[StopString] | None, Field(max_length=MAX_BAD_WORDS)] = None
 
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None

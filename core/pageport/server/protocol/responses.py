@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from pageport.engine.limits import MAX_LOGPROBS
-from pageport.server.protocol.chat import TokenLogprob
+from pageport.server.protocol.chat import MAX_TOOLS, FunctionName, TokenLogprob
 from pageport.server.protocol.common import GenerationFields, Payload
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -22,13 +22,37 @@ class InputPart(BaseModel):
 
 
 class InputItem(BaseModel):
-    """One item of the input. Only messages are taken; what an answer's items have besides is not needed again."""
+    """One item of the input: a message, a call of a function, or what the function gave back.
+
+    What an answer's items have besides is not needed again.
+    """
 
     model_config = ConfigDict(extra="ignore")
 
     type: str | None = None
     role: str | None = None
     content: str | list[InputPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[InputPart] | None = None
+
+
+class FunctionTool(BaseModel):
+    """What chat completions call a tool, in a flatter form. There are no other tools here."""
+
+    type: Literal["function"]
+    name: FunctionName
+    description: str | None = None
+    parameters: Payload | None = None
+    strict: bool | None = None
+
+
+class FunctionToolChoice(BaseModel):
+    """The one function that has to be called."""
+
+    type: Literal["function"]
+    name: FunctionName
 
 
 class TextOptions(BaseModel):
@@ -49,8 +73,8 @@ class ResponseRequest(GenerationFields):
     top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
     include: list[str] | None = None
     text: TextOptions | None = None
-    tools: list[Payload] | None = None
-    tool_choice: str | Payload | None = None
+    tools: Annotated[list[FunctionTool] | None, Field(max_length=MAX_TOOLS)] = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionToolChoice | None = None
     parallel_tool_calls: bool | None = None
     truncation: str | None = None
     background: bool | None = None
@@ -72,6 +96,35 @@ class OutputMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
     status: Status
     content: list[OutputText]
+
+
+class ReasoningText(BaseModel):
+    type: Literal["reasoning_text"] = "reasoning_text"
+    text: str = ""
+
+
+class ReasoningItem(BaseModel):
+    """What the model thought before it answered. Nobody sums it up."""
+
+    id: str
+    type: Literal["reasoning"] = "reasoning"
+    summary: list[Payload] = []
+    status: Status
+    content: list[ReasoningText]
+
+
+class FunctionCallItem(BaseModel):
+    """A call that the model makes. An input item with the same ``call_id`` tells it what came of it."""
+
+    id: str
+    type: Literal["function_call"] = "function_call"
+    call_id: str
+    name: str
+    arguments: str
+    status: Status
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCallItem
 
 
 class IncompleteDetails(BaseModel):
@@ -111,7 +164,7 @@ class ResponseObject(BaseModel):
     error: ResponseFailure | None = None
     incomplete_details: IncompleteDetails | None = None
     model: str
-    output: list[OutputMessage] = []
+    output: list[OutputItem] = []
     usage: ResponseUsage | None = None
     instructions: str | None
     previous_response_id: str | None
@@ -122,8 +175,8 @@ class ResponseObject(BaseModel):
     top_logprobs: int
     text: Payload
     metadata: dict[str, str]
-    tools: list[Payload] = []
-    tool_choice: Literal["none", "auto"] = "auto"
+    tools: list[FunctionTool] = []
+    tool_choice: Literal["none", "auto", "required"] | FunctionToolChoice = "auto"
     parallel_tool_calls: bool = True
     truncation: Literal["disabled"] = "disabled"
     background: Literal[False] = False
@@ -144,11 +197,24 @@ class InputMessage(BaseModel):
     content: list[InputText | OutputText]
 
 
+class FunctionCallOutputItem(BaseModel):
+    """What a function gave back."""
+
+    id: str
+    type: Literal["function_call_output"] = "function_call_output"
+    call_id: str
+    output: str
+    status: Literal["completed"] = "completed"
+
+
+ConversationItem = InputMessage | FunctionCallItem | FunctionCallOutputItem
+
+
 class InputItemList(BaseModel):
     """One page; the next one begins after ``last_id``."""
 
     object: Literal["list"] = "list"
-    data: list[InputMessage]
+    data: list[ConversationItem]
     first_id: str | None
     last_id: str | None
     has_more: bool
@@ -177,20 +243,20 @@ class SnapshotEvent(ResponseEvent):
 
 
 class ItemEvent(ResponseEvent):
-    output_index: int = 0
-    item: OutputMessage
+    output_index: int
+    item: OutputItem
 
 
 class ContentEvent(ResponseEvent):
-    """About the one part of the one item that an answer has."""
+    """About the one part that a message, or what was thought, has."""
 
     item_id: str
-    output_index: int = 0
+    output_index: int
     content_index: int = 0
 
 
 class PartEvent(ContentEvent):
-    part: OutputText
+    part: OutputText | ReasoningText
 
 
 class TextDeltaEvent(ContentEvent):
@@ -201,3 +267,24 @@ class TextDeltaEvent(ContentEvent):
 class TextDoneEvent(ContentEvent):
     text: str
     logprobs: list[TokenLogprob]
+
+
+class ReasoningDeltaEvent(ContentEvent):
+    delta: str
+
+
+class ReasoningDoneEvent(ContentEvent):
+    text: str
+
+
+class ArgumentsDeltaEvent(ResponseEvent):
+    item_id: str
+    output_index: int
+    delta: str
+
+
+class ArgumentsDoneEvent(ResponseEvent):
+    item_id: str
+    output_index: int
+    name: str
+    arguments: str

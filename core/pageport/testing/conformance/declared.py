@@ -97,6 +97,10 @@ def check_batches(capabilities: Capabilities) -> None:
         _check_numbers(name, buckets)
         assert list(buckets) == sorted(buckets), f"{name} is {buckets}; name them in ascending order."
         assert buckets or not capabilities.static_shapes, f"static_shapes is declared, but {name} is empty."
+    _check_numbers("graph_sizes", capabilities.graph_sizes)
+    assert list(capabilities.graph_sizes) == sorted(capabilities.graph_sizes), (
+        f"graph_sizes is {capabilities.graph_sizes}; name them in ascending order."
+    )
     assert capabilities.determinism in ("none", "run", "batch"), (
         f"determinism is {capabilities.determinism!r}; use none, run or batch."
     )

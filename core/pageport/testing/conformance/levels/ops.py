@@ -13,6 +13,7 @@ from pageport.backend.weights import StoredTensor, WeightSpec
 from pageport.testing.conformance.check import Check, Level
 from pageport.testing.conformance.context import Context
 from pageport.testing.conformance.explain_check import explain_checks
+from pageport.testing.conformance.fetch_check import fetch_checks
 from pageport.testing.conformance.graph_check import graph_checks
 from pageport.testing.conformance.op_formulas import EPSILON, OPS, Draw, Inputs, OpSpec, rms_norm
 from pageport.testing.conformance.op_verdict import Guarded, check_op, check_values
@@ -29,6 +30,7 @@ LINEAR_SHAPES = ((0, 64, 32), (1, 64, 96), (1, 7, 5), (3, 576, 192), (17, 33, 12
 def checks(context: Context) -> Iterator[Check]:
     """Yield the checks that apply to what the device declares."""
     yield from graph_checks(context)
+    yield from fetch_checks()
     yield from rope_write_checks(context)
     for dtype in context.capabilities.compute_dtypes:
         for spec in OPS:

@@ -1,0 +1,1 @@
+"""OpenAI's batch files: requests in lines of JSON, answered without a server's port."""
