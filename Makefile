@@ -6,7 +6,7 @@ BIN := .venv/bin
 # The CPU build of torch comes first: any other one is a CUDA build of several GB.
 TORCH ?= torch==2.13.0
 
-.PHONY: setup serve test test-all browser clients sanitize check format clean
+.PHONY: setup serve test test-all browser clients device-wheel sanitize check format clean
 
 setup: .venv/.ready
 
@@ -28,7 +28,7 @@ check: setup
 	$(BIN)/pyright
 
 test: check
-	$(BIN)/python -m pytest -q -m "not full"
+	$(BIN)/python -m pytest -q -m "not full" -n 2 --dist loadfile
 
 test-all: check browser clients
 	$(BIN)/python -m pytest -q
@@ -43,6 +43,14 @@ clients: setup
 	$(BIN)/pip install --quiet --editable ".[interop]"
 	command -v npm >/dev/null || (apt-get update -qq && apt-get install -y -qq nodejs npm)
 	npm install --silent --no-package-lock --no-audit --no-fund --prefix tests/server/npm_client
+
+# What bench/device/run.sh installs where there is no network.
+device-wheel: setup
+	rm -rf bench/device/wheels
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir bench/device/wheels .
+	$(BIN)/pip download --quiet --no-deps --only-binary :all: --python-version 3.12 \
+		--platform manylinux2014_x86_64 --platform manylinux_2_28_x86_64 \
+		--dest bench/device/wheels --requirement bench/device/needs.txt
 
 # The kernel tests once more, with kernels that check each memory access and each operation.
 sanitize: setup

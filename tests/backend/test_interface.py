@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,20 +33,21 @@ def test_interface_matches_its_lock_file():
 
 
 def test_lock_file_tells_a_changed_default_and_a_renamed_argument(tmp_path, monkeypatch):
-    for path in (CORE / "backend").glob("*.py"):
-        (tmp_path / path.name).write_text(path.read_text())
-    monkeypatch.setattr(lock, "FOLDER", tmp_path)
+    folder = tmp_path / "backend"
+    shutil.copytree(CORE / "backend", folder)
+    monkeypatch.setattr(lock, "FOLDER", folder)
     same = lock.render()
     assert same == lock.LOCK_FILE.read_text()
     for file, before, after in [
         ("capabilities.py", "pipeline_depth: int = 0", "pipeline_depth: int = 1"),
         ("device.py", "num_blocks: int", "blocks: int"),
         ("interface.py", "ordinal: int", "ordinal: str"),
+        ("reference/kv.py", "key: Tensor", "keys: Tensor"),
     ]:
-        text = (tmp_path / file).read_text()
-        (tmp_path / file).write_text(text.replace(before, after))
+        text = (folder / file).read_text()
+        (folder / file).write_text(text.replace(before, after))
         assert lock.render() != same
-        (tmp_path / file).write_text(text)
+        (folder / file).write_text(text)
 
 
 def test_core_names_no_vendor_and_no_accelerator_interface():

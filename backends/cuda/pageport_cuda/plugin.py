@@ -1,0 +1,44 @@
+"""Entry point: imports neither torch nor triton."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pageport.backend import Backend, Probe, Rank, hookimpl
+from pageport.errors import BackendUnavailable, ConfigurationError
+from pageport_cuda.driver import find_devices
+from pageport_triton.requirements import CUDA, ENVIRONMENT, with_packages
+
+if TYPE_CHECKING:
+    from pageport.backend.device import Device
+
+
+class CudaBackend(Backend):
+    """NVIDIA GPUs, one as one device."""
+
+    name = "cuda"
+    interface = (0, 1)
+    priority = 30
+    environment = ENVIRONMENT
+
+    @classmethod
+    def probe(cls) -> Probe:
+        return with_packages(find_devices(), CUDA)
+
+    def open(self, ordinal: int, options: Mapping[str, str], rank: Rank = Rank()) -> "Device":  # noqa: B008 - frozen
+        """Open a GPU; this backend has no options."""
+        if options:
+            raise ConfigurationError(f"Unknown option {min(options)!r} of the cuda backend: it has none.")
+        probe = self.probe()
+        if not 0 <= ordinal < probe.count:
+            raise BackendUnavailable(
+                f"There is no NVIDIA GPU {ordinal}: {probe.reason or f'they are numbered 0 … {probe.count - 1}.'}"
+            )
+        # Here, because plugins are imported before anyone asks for a device.
+        from pageport_cuda.device import open_device
+
+        return open_device(ordinal)
+
+
+@hookimpl
+def pageport_backends() -> list[type[Backend]]:
+    return [CudaBackend]

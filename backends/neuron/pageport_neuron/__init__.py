@@ -1,0 +1,1 @@
+"""Neuron backend: AWS Inferentia and Trainium; so far it only finds them."""

@@ -1,0 +1,1 @@
+"""Triton kernels that several backends share. Importing this package imports neither triton nor torch."""

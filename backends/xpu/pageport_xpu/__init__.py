@@ -1,0 +1,1 @@
+"""XPU backend: Intel GPUs."""
