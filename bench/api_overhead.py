@@ -3,12 +3,15 @@
     python bench/api_overhead.py [MODEL] [--requests 200] [--streams 64] [--tokens 200]
 
 Starts ``pageport.testing.null_server``: the real server, process border, scheduler and block manager. MODEL, of which
-only the tokenizer is used, is a packaged model or a folder. Time to first token is measured at concurrency 1, over
-connections of their own, and the engine's part of it by adding the same requests to the same engine in this process.
+only the tokenizer is used, is a packaged model or a folder. Time to first token is measured at concurrency 1, by a
+client that does nothing but wait, over one connection, and the engine's part of it by adding the same requests to the
+same engine in this process.
 """
 
 import argparse
 import asyncio
+import http.client
+import json
 import statistics
 import sys
 import time
@@ -17,6 +20,7 @@ from meter import Meter, all_descendants, emit
 from server_process import free_port, serving
 
 from pageport.engine.messages import EngineRequest
+from pageport.load.completion_stream import carries_token
 from pageport.load.dataset import LoadPrompt
 from pageport.load.load_run import LoadResult, run_load
 from pageport.load.target import Target
@@ -42,8 +46,8 @@ def main() -> None:
         processes = sorted(all_descendants(server.pid))
         for path, is_chat in (("completions", False), ("chat", True)):
             target = Target(url=server.url, model=arguments.model, is_chat=is_chat)
-            ask(target, 20, 1, tokens=1)
-            first_ms = [answer.first_token_ms for answer in ask(target, arguments.requests, 1, tokens=1).answers]
+            first_token_ms(target, 20)
+            first_ms = first_token_ms(target, arguments.requests)
             with Meter(processes) as meter:
                 result = ask(target, arguments.streams, arguments.streams, tokens=arguments.tokens)
             num_tokens = sum(answer.tokens for answer in result.answers)
@@ -74,6 +78,31 @@ def engine_first_token_ms(model: str, count: int) -> float:
         assert engine.step().outputs, "one step gives the first token"
         times_ms.append((time.perf_counter() - start) * 1e3)
     return statistics.median(times_ms)
+
+
+def first_token_ms(target: Target, count: int) -> list[float]:
+    """Send equal requests one after the other; return the time to the first token of each."""
+    body = json.dumps(target.body(LoadPrompt(prompt=PROMPT, max_tokens=1)))
+    connection = http.client.HTTPConnection(target.url.removeprefix("http://"))
+    times_ms = []
+    for _ in range(count):
+        start = time.perf_counter()
+        connection.request("POST", target.path, body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        while not any(map(carries_token, json.loads(next_event(response))["choices"])):
+            pass
+        times_ms.append((time.perf_counter() - start) * 1e3)
+        response.read()
+    connection.close()
+    return times_ms
+
+
+def next_event(response: http.client.HTTPResponse) -> bytes:
+    """Return the data of the next event."""
+    for line in response:
+        if line.startswith(b"data: "):
+            return line.removeprefix(b"data: ")
+    raise SystemExit(f"The answer ended without a token, with status {response.status}.")
 
 
 def ask(target: Target, count: int, concurrency: int, *, tokens: int) -> LoadResult:

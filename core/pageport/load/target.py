@@ -26,6 +26,10 @@ class Target:
     fields: Mapping[str, Any] = field(default_factory=dict)
     exact_length: bool = False  # ask for all of max_tokens, in fields that not every server knows
 
+    @property
+    def path(self) -> str:
+        return PATHS["chat" if self.is_chat else "completions"]
+
     async def ask(self, prompt: LoadPrompt) -> Answer:
         """Send one request and read its stream.
 
@@ -33,7 +37,7 @@ class Target:
             BadAnswer, OSError: it failed.
         """
         return await read_stream(
-            self.url + PATHS["chat" if self.is_chat else "completions"],
+            self.url + self.path,
             json.dumps(self.body(prompt)).encode(),
             wanted_tokens=prompt.max_tokens,
             headers=self.headers,
