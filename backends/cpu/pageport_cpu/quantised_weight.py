@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pageport.backend.reference.weights import LARGEST_FLOAT16
 from pageport.errors import UnsupportedFeature
 from pageport_cpu.library import DTYPE_CODES, Arguments, Integer, Library, Pointer, pointer
 from pageport_cpu.rows import row_stride
@@ -15,7 +16,6 @@ from pageport_cpu.weight_memory import WeightMemory
 # Outputs of a panel, and inputs that share a scale of activations.
 PANEL_OUTPUTS = 16
 GROUP = 32
-LARGEST_FLOAT16 = 65504.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """``Weight``: a matrix as the native device keeps it, made from what its file holds."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -8,12 +8,19 @@ import torch
 from torch import Tensor
 
 from pageport.backend.reference.dtypes import torch_dtype
-from pageport.backend.reference.weights import check_parts, column_share, float_slabs, row_share, stored_blocks
+from pageport.backend.reference.weights import (
+    check_parts,
+    column_share,
+    row_share,
+    share_shape,
+    share_slabs,
+    stored_blocks,
+)
 from pageport.backend.weights import BLOCK_SCHEMES, PLAIN_SCHEMES, StoredTensor, WeightSpec
 from pageport.errors import UnsupportedFeature
 from pageport_cpu.float_weight import FloatWeight, pack_float
 from pageport_cpu.library import Library
-from pageport_cpu.quantised_weight import LARGEST_FLOAT16, QuantisedWeight, pack_blocks, quantise
+from pageport_cpu.quantised_weight import QuantisedWeight, pack_blocks, quantise
 from pageport_cpu.weight_memory import WeightMemory
 
 WEIGHT_SCHEMES = (*PLAIN_SCHEMES, *BLOCK_SCHEMES)
@@ -91,8 +98,8 @@ def _convert(
     library: Library, spec: WeightSpec, parts: Sequence[StoredTensor], memory: WeightMemory
 ) -> FloatWeight | QuantisedWeight:
     """Pack parts of any formats in the one that ``spec`` asks for."""
-    out_features, in_features = _share_of(spec, parts)
-    slabs = _float_slabs(spec, parts)
+    out_features, in_features = share_shape(spec, parts)
+    slabs = share_slabs(spec, parts)
     if spec.quantisation is None:
         return pack_float(library, slabs, out_features, in_features, torch_dtype(spec.compute_dtype), memory)
     return quantise(library, _QUANTISED_SCHEMES[spec.quantisation], slabs, out_features, in_features, memory)
@@ -103,9 +110,9 @@ def _keep(
 ) -> FloatWeight | QuantisedWeight:
     """Pack parts of one format in it."""
     scheme = parts[0].scheme
-    out_features, in_features = _share_of(spec, parts)
+    out_features, in_features = share_shape(spec, parts)
     if scheme in PLAIN_SCHEMES:
-        slabs = _float_slabs(spec, parts)
+        slabs = share_slabs(spec, parts)
         return pack_float(library, slabs, out_features, in_features, _STORED_DTYPES[scheme], memory)
     if scheme not in BLOCK_SCHEMES:
         raise UnsupportedFeature(
@@ -115,21 +122,3 @@ def _keep(
     columns = column_share(spec)
     blocks = (stored_blocks(part, row_share(spec, part), columns) for part in parts)
     return pack_blocks(library, scheme, blocks, out_features, in_features, memory)
-
-
-def _share_of(spec: WeightSpec, parts: Sequence[StoredTensor]) -> tuple[int, int]:
-    """Return the rows and columns of ``parts`` that belong to this rank."""
-    return sum(len(row_share(spec, part)) for part in parts), len(column_share(spec))
-
-
-def _float_slabs(spec: WeightSpec, parts: Sequence[StoredTensor]) -> Iterator[Tensor]:
-    columns = column_share(spec)
-    for part in parts:
-        for slab in float_slabs(part, row_share(spec, part), columns):
-            if spec.compute_dtype == "float16" and part.scheme != "f16" and slab.abs().max() > LARGEST_FLOAT16:
-                raise UnsupportedFeature(
-                    f"{part.source or spec.name} holds values beyond float16's 65504 (stored as {part.scheme}). "
-                    "Use --dtype bfloat16 or float32."
-                )
-            # Files of some kinds are read as transposed views, whose rows do not lie side by side.
-            yield slab if slab.stride(1) == 1 else slab.contiguous()

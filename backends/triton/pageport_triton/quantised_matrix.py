@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pageport.backend.reference.weights import LARGEST_FLOAT16
 from pageport.errors import UnsupportedFeature
 from pageport_triton.rows import num_tiles
 
 GROUP = 32
-LARGEST_FLOAT16 = 65504.0
 # GGML's blocks that are kept, and their bytes for a group.
 BLOCK_BYTES = {"q8_0": 34, "q4_0": 18, "q4_1": 20}
 

@@ -1,6 +1,6 @@
 """``Weight``: a matrix as the Triton devices keep it, made from what its file holds."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
@@ -14,15 +14,16 @@ from pageport.backend.reference.weights import (
     ReferenceWeight,
     check_parts,
     column_share,
-    float_slabs,
     row_share,
+    share_shape,
+    share_slabs,
     stored_blocks,
 )
 from pageport.backend.weights import StoredTensor, WeightSpec
 from pageport.errors import UnsupportedFeature
 from pageport_triton.op_configurations import OpConfiguration
 from pageport_triton.quantised_linear import quantised_linear, quantised_rows
-from pageport_triton.quantised_matrix import BLOCK_BYTES, LARGEST_FLOAT16, QuantisedMatrix, pack_blocks, quantise
+from pageport_triton.quantised_matrix import BLOCK_BYTES, QuantisedMatrix, pack_blocks, quantise
 
 # Kept in their own format. The rest becomes a matrix in the compute dtype.
 WEIGHT_SCHEMES = tuple(BLOCK_BYTES)
@@ -64,7 +65,7 @@ def prepare_weight(spec: WeightSpec, parts: Sequence[StoredTensor], device: torc
     compute_dtype = torch_dtype(spec.compute_dtype)
     if spec.quantisation is not None:
         bits: Literal[4, 8] = 8 if spec.quantisation == "int8" else 4
-        return Weight((quantise(bits, _float_slabs(spec, parts), *_share_of(spec, parts), device),), compute_dtype)
+        return Weight((quantise(bits, share_slabs(spec, parts), *share_shape(spec, parts), device),), compute_dtype)
     if spec.dequantise:
         return Weight((reference.prepare_weight(spec, parts, device),), compute_dtype)
     runs = [list(run) for _, run in groupby(parts, _kept_scheme)]
@@ -131,28 +132,11 @@ def _keep(spec: WeightSpec, parts: Sequence[StoredTensor], device: torch.device)
     slabs = (
         slab for part in parts for slab in torch.split(stored_blocks(part, row_share(spec, part), columns), _SLAB_ROWS)
     )
-    return pack_blocks(scheme, slabs, *_share_of(spec, parts), device)
+    return pack_blocks(scheme, slabs, *share_shape(spec, parts), device)
 
 
 def _kept_scheme(part: StoredTensor) -> str | None:
     return part.scheme if part.scheme in WEIGHT_SCHEMES else None
-
-
-def _share_of(spec: WeightSpec, parts: Sequence[StoredTensor]) -> tuple[int, int]:
-    """Return the rows and columns of ``parts`` that belong to this rank."""
-    return sum(len(row_share(spec, part)) for part in parts), len(column_share(spec))
-
-
-def _float_slabs(spec: WeightSpec, parts: Sequence[StoredTensor]) -> Iterator[Tensor]:
-    columns = column_share(spec)
-    for part in parts:
-        for slab in float_slabs(part, row_share(spec, part), columns):
-            if spec.compute_dtype == "float16" and part.scheme != "f16" and slab.abs().max() > LARGEST_FLOAT16:
-                raise UnsupportedFeature(
-                    f"{part.source or spec.name} holds values beyond float16's 65504 (stored as {part.scheme}). "
-                    "Use --dtype bfloat16 or float32."
-                )
-            yield slab
 
 
 def _out_features(matrix: Matrix) -> int:

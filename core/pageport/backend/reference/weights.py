@@ -16,6 +16,7 @@ from pageport.errors import CorruptWeights, UnsupportedFeature
 # float32 bytes converted at a time: the steps of a conversion then find their input in the caches, and a matrix needs
 # little beside itself while it is loaded.
 SLAB_BYTES = 2**20
+LARGEST_FLOAT16 = 65504.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +39,11 @@ def prepare_weight(spec: WeightSpec, parts: Sequence[StoredTensor], device: torc
     if spec.quantisation is not None:
         raise UnsupportedFeature(f"{spec.name}: the plain-torch reference does not quantise to {spec.quantisation}.")
     check_parts(spec, parts)
-    column_range = column_share(spec)
-    row_ranges = [row_share(spec, part) for part in parts]
-    dense = torch.empty(
-        sum(map(len, row_ranges)), len(column_range), dtype=torch_dtype(spec.compute_dtype), device=device
-    )
+    dense = torch.empty(share_shape(spec, parts), dtype=torch_dtype(spec.compute_dtype), device=device)
     filled = 0
-    for part, row_range in zip(parts, row_ranges, strict=True):
-        for slab in float_slabs(part, row_range, column_range):
-            target = dense[filled : filled + len(slab)]
-            target.copy_(slab)
-            filled += len(slab)
-            if part.scheme != "f16" and target.dtype == torch.float16 and not target.isfinite().all():
-                raise UnsupportedFeature(
-                    f"{part.source or spec.name} holds values beyond float16's 65504 (stored as {part.scheme}). "
-                    "Use --dtype bfloat16 or float32."
-                )
+    for slab in share_slabs(spec, parts):
+        dense[filled : filled + len(slab)].copy_(slab)
+        filled += len(slab)
     return ReferenceWeight(dense)
 
 
@@ -116,6 +106,29 @@ def column_share(spec: WeightSpec) -> range:
         UnsupportedFeature: they cannot be shared equally.
     """
     return _share(spec, 1, spec.in_features, spec.name)
+
+
+def share_shape(spec: WeightSpec, parts: Sequence[StoredTensor]) -> tuple[int, int]:
+    """Return how many rows and columns of ``parts``, one under the other, belong to this rank."""
+    return sum(len(row_share(spec, part)) for part in parts), len(column_share(spec))
+
+
+def share_slabs(spec: WeightSpec, parts: Sequence[StoredTensor]) -> Iterator[Tensor]:
+    """Yield what belongs to this rank from the top, some whole rows at a time, as floating-point tensors.
+
+    Raises:
+        UnsupportedFeature: values too large for float16, where that is the compute dtype.
+    """
+    columns = column_share(spec)
+    for part in parts:
+        for slab in float_slabs(part, row_share(spec, part), columns):
+            if spec.compute_dtype == "float16" and part.scheme != "f16" and slab.abs().max() > LARGEST_FLOAT16:
+                raise UnsupportedFeature(
+                    f"{part.source or spec.name} holds values beyond float16's 65504 (stored as {part.scheme}). "
+                    "Use --dtype bfloat16 or float32."
+                )
+            # Files of some kinds are read as transposed views, whose rows do not lie side by side.
+            yield slab if slab.stride(1) == 1 else slab.contiguous()
 
 
 def float_slabs(part: StoredTensor, rows: range, columns: range) -> Iterator[Tensor]:
