@@ -31,7 +31,7 @@ test: check
 	$(BIN)/python -m pytest -q -m "not full" -n 2 --dist loadfile
 
 test-all: check browser clients
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 	$(MAKE) sanitize
 
 # What the page is tested in.

@@ -22,6 +22,11 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
+STREAMS = {
+    "/v1/completions": {"prompt": "hello", "max_tokens": 3, "stream": True},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "stream": True},
+    "/v1/responses": {"input": "hello", "max_output_tokens": 3, "stream": True},
+}
 # A request that is answered later than this hangs.
 TIMEOUT_S = 60
 
@@ -57,3 +62,14 @@ def test_generated_requests_are_answered_as_described(tiny_model: str, num_reque
         answer()
     server.wait_until_idle()
     assert "Traceback" not in server.stop()
+
+
+def test_streams_are_as_described(tiny_model: str) -> None:
+    server = ServerProcess(tiny_model, *OPTIONS).wait_until_ready()
+    schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+    for path, body in STREAMS.items():
+        case = schema[path]["POST"].Case(body=body, media_type="application/json")
+        response = case.call(timeout=TIMEOUT_S)
+        assert response.headers["content-type"][0].startswith("text/event-stream"), response.text
+        case.validate_response(response, checks=CHECKS)
+    server.stop()

@@ -10,8 +10,20 @@ from pageport.server.protocol.errors import ErrorResponse
 from pageport.server.request_ids import HEADER
 
 SCHEMAS = "#/components/schemas/{model}"
+# One event of a stream: OpenAPI 3.1 has the schema of an event stream describe each event.
+EVENT = {
+    "type": "object",
+    "required": ["data"],
+    "properties": {
+        "data": {
+            "type": "string",
+            "description": "JSON: a part of the answer, or an error; `[DONE]` ends some streams.",
+        },
+        "event": {"type": "string", "description": "What kind of part it is, where there are several."},
+    },
+}
 # What a route that streams on request answers with besides its JSON.
-STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": EVENT}}}}
 
 REQUEST_ID_HEADER = {
     "description": "The request's own, or a new one: what the server's log calls the request.",
