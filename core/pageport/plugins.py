@@ -59,6 +59,22 @@ class PluginEntry(Generic[T]):
         return ", ".join(self.origins)
 
 
+def problem_of_instances(wanted: type) -> Callable[[Any], str | None]:
+    """Return what says why a value is no ``wanted``."""
+    return lambda value: None if isinstance(value, wanted) else f"{_returned(value)} no {wanted.__name__}"
+
+
+def problem_of_classes(base: type) -> Callable[[Any], str | None]:
+    """Return what says why a value is no subclass of ``base`` with a name."""
+
+    def problem(value: Any) -> str | None:
+        if not (isinstance(value, type) and issubclass(value, base)):
+            return f"{_returned(value)} no subclass of {base.__name__}"
+        return None if isinstance(getattr(value, "name", None), str) else f"{value.__qualname__} has no name"
+
+    return problem
+
+
 def find_plugins(kind: PluginKind[T], installed: Installed | None = None) -> list[PluginEntry[T]]:
     """Load every installed plugin of a kind; two of one name, or one of a name of ours, are an error each.
 
@@ -101,6 +117,10 @@ def origin_of(point: EntryPoint) -> str:
 def described(error: BaseException) -> str:
     """Show an error with its type."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _returned(value: Any) -> str:
+    return f"its plugin returned {value!r}, which is"
 
 
 def _load(kind: PluginKind[T], point: EntryPoint) -> Iterator[PluginEntry[T]]:

@@ -1,6 +1,5 @@
 """Choosing tokens, on the native device."""
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,16 +73,5 @@ def sample(library: Library, logits: Tensor, batch: ChoiceBatch) -> Choice:
     )
     if is_random and undecided.any():
         open_rows = undecided.nonzero().flatten()
-        choice.token_ids[open_rows] = choose_tokens(logits[open_rows], _rows_of(batch, open_rows)).token_ids
+        choice.token_ids[open_rows] = choose_tokens(logits[open_rows], batch.select(open_rows)).token_ids
     return choice
-
-
-def _rows_of(batch: ChoiceBatch, rows: Tensor) -> ChoiceBatch:
-    """Return the batch of some of its random rows."""
-    tensors = {name: value[rows] for name, value in vars(batch).items() if isinstance(value, Tensor)}
-    is_filtered = np.isin(rows.numpy(), batch.filtered_rows)
-    return ChoiceBatch(
-        **{name: tensors[name] for name in ("temperatures", "top_p", "min_p", "top_k", "seeds", "positions")},
-        plain_rows=np.flatnonzero(~is_filtered),
-        filtered_rows=np.flatnonzero(is_filtered),
-    )

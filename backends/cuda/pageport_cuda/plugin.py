@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pageport.backend import Backend, Probe, Rank, hookimpl
-from pageport.errors import BackendUnavailable, ConfigurationError
 from pageport_cuda.driver import find_devices
-from pageport_triton.requirements import CUDA, ENVIRONMENT, with_packages
+from pageport_triton.requirements import CUDA, ENVIRONMENT, check_device, with_packages
 
 if TYPE_CHECKING:
     from pageport.backend.device import Device
@@ -26,13 +25,7 @@ class CudaBackend(Backend):
 
     def open(self, ordinal: int, options: Mapping[str, str], rank: Rank = Rank()) -> "Device":  # noqa: B008 - frozen
         """Open a GPU; this backend has no options."""
-        if options:
-            raise ConfigurationError(f"Unknown option {min(options)!r} of the cuda backend: it has none.")
-        probe = self.probe()
-        if not 0 <= ordinal < probe.count:
-            raise BackendUnavailable(
-                f"There is no NVIDIA GPU {ordinal}: {probe.reason or f'they are numbered 0 … {probe.count - 1}.'}"
-            )
+        check_device(type(self), "NVIDIA GPU", ordinal, options)
         # Here, because plugins are imported before anyone asks for a device.
         from pageport_cuda.device import open_device
 

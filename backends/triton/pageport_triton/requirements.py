@@ -1,10 +1,11 @@
-"""``with_packages``: a probe of devices becomes one of a backend: which package is missing, in one sentence."""
+"""What opening a GPU needs: packages (``with_packages``: which is missing, in one sentence) and the GPU itself."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from pageport.backend import Probe
+from pageport.backend import Backend, Probe
+from pageport.errors import BackendUnavailable, ConfigurationError
 from pageport_triton.installed_torch import Build, InstalledTorch, find_torch, has_triton
 
 _FROM_PYTORCH = "Install the {hardware} build that pytorch.org/get-started names, then pageport[{extra}] beside it."
@@ -49,6 +50,25 @@ def with_packages(probe: Probe, needs: Needs, path: Sequence[str] | None = None)
         return Probe(count=0, reason=f"{_devices(probe)} found, but {missing}")
     built_for = getattr(torch, needs.build)
     return replace(probe, details={**probe.details, "torch": f"{torch.version}, {needs.hardware} {built_for}"})
+
+
+def check_device(backend: type[Backend], gpus: str, ordinal: int, options: Mapping[str, str]) -> None:
+    """Refuse to open what is not there.
+
+    Args:
+        gpus: what its devices are called, as in "NVIDIA GPU".
+
+    Raises:
+        BackendUnavailable: there is no device of this number; says why, or which there are.
+        ConfigurationError: there are options, which none of these backends has.
+    """
+    if options:
+        raise ConfigurationError(f"Unknown option {min(options)!r} of the {backend.name} backend: it has none.")
+    probe = backend.probe()
+    if not 0 <= ordinal < probe.count:
+        raise BackendUnavailable(
+            f"There is no {gpus} {ordinal}: {probe.reason or f'they are numbered 0 … {probe.count - 1}.'}"
+        )
 
 
 def _missing(torch: InstalledTorch | None, needs: Needs, path: Sequence[str] | None) -> str:

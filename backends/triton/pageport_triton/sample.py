@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,7 +60,7 @@ def sample(logits: Tensor, batch: ChoiceBatch, *, configuration: OpConfiguration
         undecided = _draw_filtered(scaled, choice, parameters, tiles)
         open_rows = undecided.nonzero().flatten()  # waits for the device
         if open_rows.numel():
-            choice.token_ids[open_rows] = choose_tokens(logits[open_rows], _rows_of(batch, open_rows)).token_ids
+            choice.token_ids[open_rows] = choose_tokens(logits[open_rows], batch.select(open_rows)).token_ids
     return choice
 
 
@@ -220,17 +219,3 @@ def _draw_filtered(scaled: Tensor, choice: Choice, parameters: _Parameters, tile
         num_warps=tiles.filter_warps,
     )
     return undecided
-
-
-def _rows_of(batch: ChoiceBatch, rows: Tensor) -> ChoiceBatch:
-    """Return the batch of some of its rows, all with filters."""
-    return ChoiceBatch(
-        temperatures=batch.temperatures[rows],
-        top_p=batch.top_p[rows],
-        min_p=batch.min_p[rows],
-        top_k=batch.top_k[rows],
-        seeds=batch.seeds[rows],
-        positions=batch.positions[rows],
-        plain_rows=np.zeros(0, dtype=np.int64),
-        filtered_rows=np.arange(len(rows)),
-    )

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pageport.backend import Backend, Probe, Rank, hookimpl
-from pageport.errors import BackendUnavailable, ConfigurationError
-from pageport_triton.requirements import ENVIRONMENT, XPU, with_packages
+from pageport_triton.requirements import ENVIRONMENT, XPU, check_device, with_packages
 from pageport_xpu.level_zero import find_devices
 
 if TYPE_CHECKING:
@@ -26,13 +25,7 @@ class XpuBackend(Backend):
 
     def open(self, ordinal: int, options: Mapping[str, str], rank: Rank = Rank()) -> "Device":  # noqa: B008 - frozen
         """Open a GPU; this backend has no options."""
-        if options:
-            raise ConfigurationError(f"Unknown option {min(options)!r} of the xpu backend: it has none.")
-        probe = self.probe()
-        if not 0 <= ordinal < probe.count:
-            raise BackendUnavailable(
-                f"There is no Intel GPU {ordinal}: {probe.reason or f'they are numbered 0 … {probe.count - 1}.'}"
-            )
+        check_device(type(self), "Intel GPU", ordinal, options)
         # Here, because plugins are imported before anyone asks for a device.
         from pageport_xpu.device import open_device
 

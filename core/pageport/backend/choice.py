@@ -29,6 +29,20 @@ class ChoiceBatch:
     plain_rows: Rows
     filtered_rows: Rows
 
+    def select(self, rows: Int64[Tensor, "n"]) -> "ChoiceBatch":
+        """Return the batch of some of its rows, ascending, which may lie on the device."""
+        chosen = rows.cpu().numpy()
+        return ChoiceBatch(
+            temperatures=self.temperatures[rows],
+            top_p=self.top_p[rows],
+            min_p=self.min_p[rows],
+            top_k=self.top_k[rows],
+            seeds=self.seeds[rows],
+            positions=self.positions[rows],
+            plain_rows=np.flatnonzero(np.isin(chosen, self.plain_rows)),
+            filtered_rows=np.flatnonzero(np.isin(chosen, self.filtered_rows)),
+        )
+
 
 class Choice(NamedTuple):
     """One token a row, and the largest logits: NaN in a row with NaN.

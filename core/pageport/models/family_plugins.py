@@ -7,7 +7,7 @@ from typing import Any
 from pageport.errors import PageportError, UnsupportedModel
 from pageport.models.registry import ARCHITECTURES
 from pageport.models.spec import DecoderSpec
-from pageport.plugins import PluginKind, described, find_plugins, hookspec, usable
+from pageport.plugins import PluginKind, described, find_plugins, hookspec, problem_of_instances, usable
 
 # (config.json, names of the checkpoint's tensors) -> the model as data
 DescribeDecoder = Callable[[Mapping[str, Any], frozenset[str]], DecoderSpec]
@@ -27,15 +27,11 @@ def pageport_model_families() -> list[ModelFamily]:
     raise NotImplementedError
 
 
-def _problem(value: object) -> str | None:
-    return None if isinstance(value, ModelFamily) else f"its plugin returned {value!r}, which is no ModelFamily"
-
-
 FAMILY_PLUGINS = PluginKind[ModelFamily](
     group="pageport.model_families",
     hook=pageport_model_families,
     noun="model family",
-    problem=_problem,
+    problem=problem_of_instances(ModelFamily),
     names=lambda family: family.architectures,
     own_names=ARCHITECTURES,
 )

@@ -7,7 +7,7 @@ from functools import cached_property
 from importlib import import_module
 from typing import Any
 
-from pageport.plugins import PluginKind, find_plugins, hookspec, usable
+from pageport.plugins import PluginKind, find_plugins, hookspec, problem_of_classes, usable
 from pageport.sampling.params import LogitsProcessor
 
 
@@ -47,19 +47,11 @@ def pageport_logits_processors() -> list[type[LogitsProcessorFactory]]:
     raise NotImplementedError
 
 
-def _problem(value: object) -> str | None:
-    if not (isinstance(value, type) and issubclass(value, LogitsProcessorFactory)):
-        return f"its plugin returned {value!r}, which is no subclass of LogitsProcessorFactory"
-    if not isinstance(getattr(value, "name", None), str):
-        return f"{value.__qualname__} has no name"
-    return None
-
-
 PROCESSOR_PLUGINS = PluginKind[type[LogitsProcessorFactory]](
     group="pageport.logits_processors",
     hook=pageport_logits_processors,
     noun="logits processor",
-    problem=_problem,
+    problem=problem_of_classes(LogitsProcessorFactory),
     names=lambda factory: (factory.name,),
 )
 

@@ -78,6 +78,7 @@ class Generation:
             )
             for index, prompt in enumerate(prompts)
         ]
+        self._num_prompt_tokens = sum(len(request.prompt_token_ids) for request in self.requests)
         self.num_generated_tokens = 0
         self._choice_tokens: Counter[int] = Counter()
         self._num_cached_tokens: int | None = None
@@ -85,11 +86,10 @@ class Generation:
 
     def usage(self) -> Usage:
         """Count the tokens so far."""
-        num_prompt_tokens = sum(len(request.prompt_token_ids) for request in self.requests)
         usage = Usage(
-            prompt_tokens=num_prompt_tokens,
+            prompt_tokens=self._num_prompt_tokens,
             completion_tokens=self.num_generated_tokens,
-            total_tokens=num_prompt_tokens + self.num_generated_tokens,
+            total_tokens=self._num_prompt_tokens + self.num_generated_tokens,
         )
         if self._num_cached_tokens is not None:
             usage.prompt_tokens_details = PromptTokensDetails(cached_tokens=self._num_cached_tokens)
@@ -110,7 +110,7 @@ class Generation:
             record.generation = self._record
         last_token_at: dict[int, float] = {}
         waiting = {index: len(request.prompt_token_ids) for index, request in enumerate(self.requests)}
-        ticket = self._service.admission.admit(sum(waiting.values()))
+        ticket = self._service.admission.admit(self._num_prompt_tokens)
         try:
             async with aclosing(self._merged()) as merged:
                 while (arrived := await self._in_time(merged)) is not None:
@@ -146,7 +146,7 @@ class Generation:
             temperature=first.sampling.temperature,
             top_p=first.sampling.top_p,
             prompts=prompts,
-            num_prompt_tokens=sum(len(request.prompt_token_ids) for request in self.requests),
+            num_prompt_tokens=self._num_prompt_tokens,
         )
 
     def _parted(self, deltas: list[ChoiceDelta]) -> list[list[ChoiceDelta]]:

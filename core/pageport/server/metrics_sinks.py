@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from pageport.plugins import PluginKind, hookspec
+from pageport.plugins import PluginKind, hookspec, problem_of_classes
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -49,19 +49,11 @@ def pageport_metrics_sinks() -> list[type[MetricsSink]]:
     raise NotImplementedError
 
 
-def _problem(value: object) -> str | None:
-    if not (isinstance(value, type) and issubclass(value, MetricsSink)):
-        return f"its plugin returned {value!r}, which is no subclass of MetricsSink"
-    if not isinstance(getattr(value, "name", None), str):
-        return f"{value.__qualname__} has no name"
-    return None
-
-
 SINK_PLUGINS = PluginKind[type[MetricsSink]](
     group="pageport.metrics_sinks",
     hook=pageport_metrics_sinks,
     noun="metrics sink",
-    problem=_problem,
+    problem=problem_of_classes(MetricsSink),
     names=lambda sink: (sink.name,),
 )
 

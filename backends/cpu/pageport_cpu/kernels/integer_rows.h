@@ -44,13 +44,8 @@ struct IntegerRows {
 private:
     // Sets the unit of `row`: NaN if a number is not finite. Returns its inverse; without one, 0 and a cleared row.
     float find_unit(int row, const Floats* x, int count, float most) {
-        Floats highest = broadcast(0.0f), zeros = highest;
-        for (int i = 0; i < count; ++i) {
-            highest = max(highest, abs(x[i]));
-            zeros = fma(x[i], broadcast(0.0f), zeros);
-        }
-        const bool is_nan = has_nan(zeros);
-        const float largest = reduce_max(highest);
+        const bool is_nan = has_nan(poisons(x, count));
+        const float largest = largest_number(x, count);
         if (!is_nan && largest >= 0x1p-118f) {
             unit[row] = largest * (1.0f / most);
             return most / largest;

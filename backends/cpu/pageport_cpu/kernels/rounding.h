@@ -38,12 +38,13 @@ inline float largest_number(const Floats* x, int count) {
     return reduce_max(most);
 }
 
-// 0; NaN if any x is NaN or infinite.
-inline float poison(const Floats* x, int count) {
+// 0; NaN in lanes where any x is NaN or infinite.
+inline Floats poisons(const Floats* x, int count) {
     Floats sum = broadcast(0.0f);
     for (int i = 0; i < count; ++i) sum = fma(x[i], broadcast(0.0f), sum);
-    return reduce_add(sum);
+    return sum;
 }
+inline float poison(const Floats* x, int count) { return reduce_add(poisons(x, count)); }
 
 // The largest |x|; NaN if any is NaN or infinite.
 inline float largest(const Floats* x, int count) { return largest_number(x, count) + poison(x, count); }

@@ -1,7 +1,7 @@
 """Formats of tool calls that other distributions bring (entry-point group ``pageport.tool_formats``)."""
 
 from pageport.errors import ConfigurationError
-from pageport.plugins import PluginKind, find_plugins, hookspec, usable
+from pageport.plugins import PluginKind, find_plugins, hookspec, problem_of_instances, usable
 from pageport.text.tool_calls.tool_format import TOOL_FORMATS, ToolFormat
 
 
@@ -11,15 +11,11 @@ def pageport_tool_formats() -> list[ToolFormat]:
     raise NotImplementedError
 
 
-def _problem(value: object) -> str | None:
-    return None if isinstance(value, ToolFormat) else f"its plugin returned {value!r}, which is no ToolFormat"
-
-
 TOOL_FORMAT_PLUGINS = PluginKind[ToolFormat](
     group="pageport.tool_formats",
     hook=pageport_tool_formats,
     noun="tool format",
-    problem=_problem,
+    problem=problem_of_instances(ToolFormat),
     names=lambda tool_format: (tool_format.name,),
     own_names=TOOL_FORMATS,
 )
