@@ -83,7 +83,7 @@ def test_function_set_on_the_instance_counts_as_an_override():
 
 
 def test_features_that_are_no_ops_are_left_alone():
-    compile_ops(device_with({"swap": 7, "whole_model": 1}))
+    compile_ops(device_with({"swap": 7, "collectives": 1}))
 
 
 @pytest.mark.parametrize(

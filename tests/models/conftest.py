@@ -199,10 +199,12 @@ class PagedModel:
         """Compute rows of (token ids, position of the first, block ids a group) and return all their logits."""
         return self.decoder.logits(self.hidden(rows)).clone()
 
-    def hidden(self, rows: Sequence[tuple[Sequence[int], int, list[list[int]]]]) -> Tensor:
+    def hidden(
+        self, rows: Sequence[tuple[Sequence[int], int, list[list[int]]]], wanted: Tensor | None = None
+    ) -> Tensor:
         """Compute rows as ``step`` does and return the decoder's own view of the hidden states."""
         inputs, batches = self.inputs(rows)
-        return self.decoder.hidden(inputs, self.pools, batches)
+        return self.decoder.hidden(inputs, self.pools, batches, wanted)
 
     def inputs(
         self, rows: Sequence[tuple[Sequence[int], int, list[list[int]]]]

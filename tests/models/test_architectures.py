@@ -95,6 +95,23 @@ def test_logits_of_chosen_rows_are_those_rows(tiny_model, paged, tokens):
     torch.testing.assert_close(chosen, every_row[[19, 3]], atol=1e-5, rtol=0.0)
 
 
+@pytest.mark.parametrize("wanted", [[6, 18], [], *_only_in_full([0], [18, 3, 3], list(range(19)))])
+def test_hidden_states_of_wanted_rows_are_those_of_the_whole_step(variant, wanted, tiny_model, paged, tokens):
+    model, prompts = paged(tiny_model(variant)), [tokens(7), tokens(12, seed=1)]
+    rows = [(prompt, 0, model.new_blocks(len(prompt))) for prompt in prompts]
+    every = model.hidden(rows).clone()
+    assert torch.equal(model.hidden(rows, torch.tensor(wanted, dtype=torch.int64)), every[wanted])
+
+
+def test_keys_of_rows_that_nobody_wants_are_written_in_every_layer(tiny_model, paged, tokens):
+    tiny, prompt = tiny_model("gemma2"), tokens(30)
+    model = paged(tiny)
+    blocks = model.new_blocks(30)
+    model.hidden([(prompt[:29], 0, blocks)], torch.tensor([], dtype=torch.int64))
+    logits = model.step([(prompt[29:], 29, blocks)])
+    torch.testing.assert_close(logits, tiny.reference_logits(prompt)[29:], **TOLERANCE)
+
+
 def test_rows_of_the_head_that_are_no_tokens_are_cut_off(tiny_model, paged, tokens):
     tiny = tiny_model("llama")
     model = paged(tiny, spec=replace(tiny.spec, vocab_size=90))

@@ -53,6 +53,7 @@ def _watched_step(variant, tiny_model, paged, tokens, ops):
     with mode:
         model.decoder.logits(model.decoder.hidden(inputs, model.pools, batches), chosen)
         model.decoder.logits(model.decoder.hidden(inputs, model.pools, batches), None)
+        model.decoder.hidden(inputs, model.pools, batches, chosen)
     return mode
 
 
@@ -94,6 +95,14 @@ def test_steps_compute_at_fixed_addresses(tiny_model, paged, tokens):
     bytes_before = model.decoder.workspace_bytes
     second = model.hidden([(tokens(1), 50, blocks)]).data_ptr()
     assert (first, bytes_before) == (second, model.decoder.workspace_bytes)
+
+
+def test_wanted_rows_take_no_memory(tiny_model, paged, tokens):
+    model = paged(tiny_model("gemma2"))
+    rows = [(tokens(50), 0, model.new_blocks(50))]
+    bytes_before = model.decoder.workspace_bytes
+    model.hidden(rows, torch.arange(50))
+    assert model.decoder.workspace_bytes == bytes_before
 
 
 def test_a_step_beyond_the_buffers_is_an_assertion(tiny_model, paged, tokens):

@@ -1,1 +1,1 @@
-"""Neuron backend: AWS Inferentia and Trainium; so far it only finds them."""
+"""Neuron backend: AWS Trainium through the vendor's own PyTorch device and compiler."""

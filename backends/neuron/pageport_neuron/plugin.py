@@ -1,5 +1,6 @@
-"""Entry point: imports no torch. Devices are found, but cannot be opened: this pageport has no kernels for them."""
+"""Entry point: imports no torch and nothing of the vendor's."""
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import distributions
@@ -8,39 +9,75 @@ from typing import TYPE_CHECKING
 
 from pageport.backend import Backend, Probe, Rank, hookimpl
 from pageport.errors import BackendUnavailable
+from pageport_neuron.options import NeuronOptions
 
 if TYPE_CHECKING:
     from pageport.backend.device import Device
 
 PACKAGE = "torch-neuronx"
-_NOT_YET = "this pageport cannot compute on Neuron devices yet. Use --backend cpu."
+# Physical cores that make one logical core, unless the environment says otherwise: Trn2's default.
+CORES_PER_LOGICAL_CORE = 2
+LOGICAL_CORE_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
 
 
 class NeuronBackend(Backend):
-    """AWS Inferentia and Trainium."""
+    """AWS Trainium, one logical core as one device."""
 
     name = "neuron"
     interface = (0, 1)
+    priority = 20
 
     @classmethod
     def probe(cls) -> Probe:
-        return Probe(count=0, reason=explain_absence())
+        return find_devices()
 
     def open(self, ordinal: int, options: Mapping[str, str], rank: Rank = Rank()) -> "Device":  # noqa: B008 - frozen
-        """Refuse, saying why."""
-        raise BackendUnavailable(explain_absence())
+        """Open a logical core; ``NeuronOptions`` are the options."""
+        parsed = NeuronOptions.parse(options)
+        found = self.probe()
+        if not 0 <= ordinal < found.count:
+            raise BackendUnavailable(f"There is no Neuron device {ordinal}: {found.reason or f'{found.count} found'}.")
+        # Here, because plugins are imported before anyone asks for a device.
+        from pageport_neuron.device import HardwareDevice
+
+        return HardwareDevice(parsed, ordinal)
+
+    def simulate(self, options: Mapping[str, str]) -> "Device":
+        from pageport_neuron.device import simulated_device
+
+        return simulated_device(NeuronOptions.parse(options))
+
+    def open_compiler(self, options: Mapping[str, str]) -> "Device":
+        from pageport_neuron.device import compiling_device
+
+        return compiling_device(NeuronOptions.parse(options))
 
 
-def explain_absence(root: Path = Path("/"), path: Sequence[str] | None = None) -> str:
-    """Say what of driver, package and code is missing, and what to do.
+def find_devices(root: Path = Path("/"), path: Sequence[str] | None = None) -> Probe:
+    """Count logical cores, or say what of driver and package is missing, and what to do.
 
     Args:
         root: of the file system; tests make one of their own.
         path: folders to look for the package in; default: where imports look.
     """
-    devices = len(list((root / "dev").glob("neuron[0-9]*")))
-    found = f"{devices} found" if devices else "none here (/dev/neuron0 is missing)"
-    return f"Neuron devices: {found}; {_describe_package(_installed_version(path))}; {_NOT_YET}"
+    chips = sorted((root / "dev").glob("neuron[0-9]*"))
+    version = _installed_version(path)
+    is_real = version is not None and version.split(".")[0] not in ("0", "1")
+    if chips and is_real:
+        cores = sum(_logical_cores(root, chip.name) for chip in chips)
+        return Probe(count=cores, details={"chips": str(len(chips)), PACKAGE: str(version)})
+    found = f"{len(chips)} found" if chips else "none here (/dev/neuron0 is missing)"
+    return Probe(count=0, reason=f"Neuron chips: {found}; {_describe_package(version)}")
+
+
+def _logical_cores(root: Path, chip: str) -> int:
+    """Return a chip's logical cores: 1 where the driver does not tell."""
+    try:
+        cores = int((root / "sys/devices/virtual/neuron_device" / chip / "core_count").read_text())
+        per_logical = int(os.environ.get(LOGICAL_CORE_VARIABLE, CORES_PER_LOGICAL_CORE))
+    except (OSError, ValueError):
+        return 1
+    return max(1, cores // max(1, per_logical))
 
 
 def _describe_package(version: str | None) -> str:

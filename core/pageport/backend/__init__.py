@@ -1,6 +1,15 @@
 """What a backend implements. Importing this package imports no torch; ``pageport.backend.device`` does."""
 
 from pageport.backend.capabilities import Capabilities
+from pageport.backend.description import (
+    Activation,
+    AttentionDescription,
+    DecoderDescription,
+    LayerDescription,
+    MLPDescription,
+    NormDescription,
+    RopeDescription,
+)
 from pageport.backend.graph import Graph
 from pageport.backend.hook import hookimpl, hookspec, pageport_backends
 from pageport.backend.interface import INTERFACE, Backend, Deviation, Probe, Rank
@@ -9,15 +18,22 @@ from pageport.backend.weights import StoredTensor, WeightSpec
 
 __all__ = [
     "INTERFACE",
+    "Activation",
+    "AttentionDescription",
     "AttentionParams",
     "Backend",
     "Capabilities",
+    "DecoderDescription",
     "Deviation",
     "Graph",
     "KVSpec",
+    "LayerDescription",
+    "MLPDescription",
     "Memory",
+    "NormDescription",
     "Probe",
     "Rank",
+    "RopeDescription",
     "StoredTensor",
     "WeightSpec",
     "hookimpl",

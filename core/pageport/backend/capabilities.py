@@ -40,10 +40,16 @@ class Capabilities:
     decode_first: bool = False
     # With `decode_first`: how many queries may a decode row have?
     max_decode_query_len: int = 1
-    # Are shapes compiled ahead of time? Core then pads to the buckets.
+    # Are whole models compiled ahead of time, a shape at a time? Core then runs what `Device.build_model` returns,
+    # never mixes prompts with decodes in one step, and fills each up to the smallest of these shapes that holds it.
     static_shapes: bool = False
+    # With `static_shapes`: how many tokens of one prompt may a step have, and how many decodes? Ascending; longer
+    # prompts and more decodes take several steps.
     token_buckets: tuple[int, ...] = ()
     request_buckets: tuple[int, ...] = ()
+    # How many tokens may a step's contexts span? Ascending; a longer context is refused. Empty: one size, the longest
+    # context that is served.
+    context_buckets: tuple[int, ...] = ()
     # Are results bitwise equal: never promised, from run to run, or whatever else is in the batch?
     determinism: Literal["none", "run", "batch"] = "none"
     # With the feature `graph`: for which numbers of requests should decode steps be captured, in ascending order? A

@@ -17,13 +17,17 @@ from pageport.backend.batch import AttentionBatch
 from pageport.backend.capabilities import Capabilities
 from pageport.backend.choice import Choice, ChoiceBatch
 from pageport.backend.coverage import check_attention, check_kv
+from pageport.backend.decoder_weights import DecoderWeights
+from pageport.backend.description import DecoderDescription
 from pageport.backend.graph import Graph
 from pageport.backend.kv import AttentionParams, KVSpec, Memory
+from pageport.backend.program import Bucket, ModelProgram
 from pageport.backend.reference import attention as reference_attention
 from pageport.backend.reference import choose as reference_choose
 from pageport.backend.reference import kv as reference_kv
 from pageport.backend.reference import ops as reference_ops
 from pageport.backend.reference import weights as reference_weights
+from pageport.backend.reference.static_decoder import StaticGraph, build_static_program
 from pageport.backend.weights import StoredTensor, WeightSpec
 from pageport.errors import UnsupportedFeature
 
@@ -81,6 +85,40 @@ class Device(ABC):
             UnsupportedFeature: the device has no graphs.
         """
         raise UnsupportedFeature(f"{type(self).__qualname__} does not capture graphs.")
+
+    # --- optional feature: whole_model -------------------------------------------------------------------------
+
+    def build_model(
+        self,
+        description: DecoderDescription,
+        weights: DecoderWeights,
+        pools: Sequence[Any],
+        buckets: Sequence[Bucket],
+    ) -> ModelProgram:
+        """Build a program of the whole decoder (the feature ``whole_model``); only asked for with ``static_shapes``.
+
+        Core compiles every bucket before the first step and never asks for a shape that is not among them.
+        ``copy_blocks``, ``export_blocks`` and ``import_blocks`` act on the same pools between steps.
+
+        The inherited program is ``pageport.backend.reference.static_decoder``: plain torch without a shape that
+        depends on data, for pools, matrices and ops as they are inherited. A device with a compiler behind
+        ``torch.compile`` overrides ``compile_graph`` alone.
+
+        Args:
+            pools: of ``description.cache_groups``, from ``allocate_kv``.
+
+        Raises:
+            UnsupportedFeature: the decoder has something that this device does not compute.
+        """
+        return build_static_program(self, description, weights, pools)
+
+    def compile_graph(self, graph: StaticGraph, bucket: Bucket) -> StaticGraph:
+        """Compile the inherited program for one bucket: return a function that does what ``graph`` does.
+
+        Both take and return tensors alone, in the shapes that the bucket fixes (``StaticGraph``). The inherited method
+        returns ``graph``.
+        """
+        return graph
 
     # --- weights -----------------------------------------------------------------------------------------------
 

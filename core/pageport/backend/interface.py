@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from pageport.errors import UnsupportedFeature
+
 if TYPE_CHECKING:
     from pageport.backend.device import Device
 
@@ -74,3 +76,29 @@ class Backend(ABC):
         Raises:
             BackendUnavailable: there is no such device.
         """
+
+    def simulate(self, options: Mapping[str, str]) -> "Device":
+        """Open the device as it is simulated on the host: its capabilities, its limits, its code, but not its speed.
+
+        Args:
+            options: those of ``open``.
+
+        Raises:
+            UnsupportedFeature: this backend has no simulation, which is what is inherited.
+        """
+        raise UnsupportedFeature(f"Backend {self.name} cannot be simulated on the host.")
+
+    def open_compiler(self, options: Mapping[str, str]) -> "Device":
+        """Open what compiles programs for a device that need not be here; what it computes may be anything.
+
+        Engines are built on it, and every program compiled into the device's cache, but none is run
+        (``pageport compile``).
+
+        Args:
+            options: those of ``open``.
+
+        Raises:
+            UnsupportedFeature: this backend compiles nothing ahead of time, which is what is inherited.
+            BackendUnavailable: its compiler is not installed.
+        """
+        raise UnsupportedFeature(f"Backend {self.name} compiles nothing ahead of time.")

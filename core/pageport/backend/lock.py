@@ -5,31 +5,120 @@ It is read from the sources, so that rendering it imports no torch and does not 
 
 import argparse
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from difflib import unified_diff
 from pathlib import Path
 
 from pageport.backend.interface import INTERFACE
+from pageport.backend.interface_change import Version, judge, next_version, version_of
 
-FOLDER = Path(__file__).parent
-LOCK_FILE = FOLDER / "interface.lock"
-# Names that backends import from elsewhere than `pageport.backend`.
-DEVICE_NAMES = {
-    "device.py": ["Device"],
-    "batch.py": ["AttentionBatch", "AttentionMirror"],
-    "choice.py": ["Choice", "ChoiceBatch"],
+PACKAGE = Path(__file__).parents[1]
+LOCK_FILE = PACKAGE / "backend" / "interface.lock"
+BUILD_CAPSULE = "python tests/time_capsules/build.py"
+# Names that backends import from elsewhere than `pageport.backend`, or go by.
+OTHER_NAMES = {
+    "pageport.backend.hook": ["GROUP"],
+    "pageport.backend.device": ["Device"],
+    "pageport.backend.op_table": ["METHODS", "OPTIONAL_OPS"],
+    "pageport.backend.coverage": ["check_attention", "check_kv"],
+    "pageport.backend.batch": ["AttentionBatch", "AttentionMirror"],
+    "pageport.backend.choice": ["Choice", "ChoiceBatch", "Rows"],
+    "pageport.backend.weights": ["BLOCK_SCHEMES", "PLAIN_SCHEMES"],
+    "pageport.backend.decoder_weights": ["DecoderWeights", "LayerWeights", "NormWeights", "Projection"],
+    "pageport.backend.program": ["Bucket", "ModelProgram", "ProgramOutput", "ProgramStep"],
     # What the inherited ops store: a device that replaces only attention reads it.
-    "reference/kv.py": ["ReferenceKVPool"],
+    "pageport.backend.reference.kv": ["ReferenceKVPool"],
+    # What `Device.compile_graph` compiles.
+    "pageport.backend.reference.static_decoder": ["GraphInputs", "GraphOutputs", "StaticGraph"],
+    "pageport.backend.reference.static_choose": ["ChoiceTensors"],
+    "pageport.errors": [
+        "BackendError",
+        "BackendUnavailable",
+        "ConfigurationError",
+        "OutOfMemory",
+        "PageportError",
+        "UnsupportedFeature",
+    ],
 }
+
+
+def public_names() -> dict[str, list[str]]:
+    """Return the interface's names by the module they are imported from."""
+    return {"pageport.backend": sorted(_exports()), **{module: sorted(names) for module, names in OTHER_NAMES.items()}}
 
 
 def render() -> str:
     """Return the interface's text."""
-    lines = [f"interface {'.'.join(map(str, INTERFACE))}", ""]
-    for module, names in (_public_names() | DEVICE_NAMES).items():
-        definitions = _definitions(FOLDER / module)
-        for name in sorted(names):
-            lines += [*_rendered(definitions[name]), ""]
+    lines = [f"interface {dotted(INTERFACE)}", ""]
+    exports = _exports()
+    for module, names in public_names().items():
+        lines += [f"from {module}", ""]
+        for name in names:
+            file = _file(exports[name] if module == "pageport.backend" else module)
+            lines += [*_rendered(_definitions(file)[name]), ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def find_fault(now: str, committed: str, frozen: Mapping[Version, str]) -> str | None:
+    """Say what is wrong with the interface as it is now, and what to do; None: nothing is.
+
+    Args:
+        committed: the lock file.
+        frozen: the texts of versions that were published, which every time capsule keeps.
+    """
+    version = version_of(now)
+    last = max(frozen, default=None)
+    if last is not None:
+        verdict = judge(frozen[last], now)
+        needed = next_version(last, verdict.kind)
+        if version < needed:
+            return "\n".join(
+                [
+                    f"The interface says that it is {dotted(version)}, but is not what {dotted(last)} was frozen as:",
+                    *_shown(frozen[last], now, f"as of {dotted(last)}"),
+                    f"This is a {verdict.kind} change. Undo it, or make it interface {dotted(needed)}:",
+                    *_steps(needed),
+                ]
+            )
+    if committed != now:
+        kind = judge(committed, now).kind
+        meaning = "in nothing but its order" if kind == "same" else f"by a {kind} change"
+        return "\n".join(
+            [
+                f"The interface is not what {LOCK_FILE.name} says; it differs {meaning}:",
+                *_shown(committed, now, LOCK_FILE.name),
+                "If that is on purpose:",
+                *_steps(None),
+            ]
+        )
+    if version >= (1, 0) and version not in frozen:
+        return f"Interface {dotted(version)} has no time capsule yet. Run: {BUILD_CAPSULE}"
+    return None
+
+
+def dotted(version: Version) -> str:
+    """Return a version as it is written."""
+    return ".".join(map(str, version))
+
+
+def _shown(old: str, new: str, name: str) -> Iterator[str]:
+    """Yield the differences as a diff, and in words."""
+    yield ""
+    yield from unified_diff(old.splitlines(), new.splitlines(), name, "as it is now", lineterm="", n=2)
+    yield ""
+    yield from (f"{change.kind}: {change.what}" for change in judge(old, new).changes)
+    yield ""
+
+
+def _steps(version: Version | None) -> list[str]:
+    """Return what is to be done, as commands where there are any; with a version, that one is new."""
+    steps = ["python -m pageport.backend.lock --write", "add a line to CHANGELOG.md"]
+    if version is not None:
+        steps.insert(0, f"write INTERFACE = {version} in core/pageport/backend/interface.py")
+        steps.append(f"{BUILD_CAPSULE}   # after plugins/example says interface = {version}")
+        if version[1] == 0:
+            steps.append(f"keep plugins of {version[0] - 1}.x working: their time capsules are run against this core")
+    return [f"  {number}. {step}" for number, step in enumerate(steps, 1)]
 
 
 def main() -> None:
@@ -42,25 +131,30 @@ def main() -> None:
         print(render(), end="")
 
 
-def _public_names() -> dict[str, list[str]]:
-    """Return what ``pageport.backend`` exports, by the file it comes from."""
-    names: dict[str, list[str]] = {}
-    for node in ast.parse((FOLDER / "__init__.py").read_text()).body:
-        if isinstance(node, ast.ImportFrom) and node.module:
-            module = f"{node.module.removeprefix('pageport.backend.')}.py"
-            names[module] = [alias.name for alias in node.names]
-    return names
+def _exports() -> dict[str, str]:
+    """Return what ``pageport.backend`` exports, and the module each name comes from."""
+    return {
+        alias.name: node.module
+        for node in ast.parse((PACKAGE / "backend" / "__init__.py").read_text()).body
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+    }
+
+
+def _file(module: str) -> Path:
+    return PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py")
 
 
 def _definitions(path: Path) -> dict[str, ast.stmt]:
     definitions: dict[str, ast.stmt] = {}
     for node in ast.parse(path.read_text()).body:
-        for name in _bound_names(node):
+        for name in bound_names(node):
             definitions[name] = node
     return definitions
 
 
-def _bound_names(node: ast.stmt) -> list[str]:
+def bound_names(node: ast.stmt) -> list[str]:
+    """Return the names that a statement defines."""
     match node:
         case ast.ClassDef() | ast.FunctionDef():
             return [node.name]
@@ -78,7 +172,7 @@ def _rendered(node: ast.stmt) -> Iterator[str]:
             bases = ", ".join(ast.unparse(base) for base in node.bases)
             yield f"class {node.name}({bases})" if bases else f"class {node.name}"
             for member in node.body:
-                if any(not name.startswith("_") for name in _bound_names(member)):
+                if any(name == "__init__" or not name.startswith("_") for name in bound_names(member)):
                     yield from (f"    {line}" for line in _rendered(member))
         case ast.FunctionDef():
             yield from (f"@{ast.unparse(decorator)}" for decorator in node.decorator_list)

@@ -35,7 +35,7 @@ SERVED_VERSIONS: Mapping[str, tuple[int, ...]] = dict.fromkeys(OPTIONAL_OPS, (1,
 # What the inherited method of an optional op calls, where that is other ops of the device.
 PARTS: Mapping[str, tuple[str, ...]] = {"rope_write_kv": ("rope", "write_kv")}
 # Features that are no op, the method each stands for, and the versions of it that this pageport calls.
-METHODS: Mapping[str, str] = {"graph": "capture"}
+METHODS: Mapping[str, str] = {"graph": "capture", "whole_model": "build_model"}
 SERVED_METHODS: Mapping[str, tuple[int, ...]] = dict.fromkeys(METHODS, (1,))
 # Where nearly all of a step's time goes: `--strict-ops` refuses the reference for these.
 HOT_OPS = ("linear", "write_kv", *ATTENTION_OPS, "rms_norm", "add_rms_norm", "rope", "silu_mul")

@@ -121,6 +121,9 @@ def conformance(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the outcomes to this file.")] = None,
     device: Annotated[int, typer.Option(help="Ordinal of the device.")] = 0,
     backend_option: Annotated[list[str] | None, typer.Option(help="key=value for the backend; repeatable.")] = None,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Judge the device as its backend simulates it on the host.")
+    ] = False,
 ) -> None:
     """Judge a backend by the conformance suite; status 1 when a check fails."""
     from pageport.cli.conformance import conformance as run_command
@@ -133,6 +136,7 @@ def conformance(
         json_file=json_file,
         device=device,
         backend_options=backend_option or [],
+        simulates=simulate,
     )
     raise typer.Exit(0 if is_passed else 1)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from pageport.backend.discovery import discover, select
+from pageport.backend.interface import Backend
 from pageport.engine.environment import prepare_environment
 from pageport.errors import ConfigurationError
 
@@ -26,10 +27,15 @@ def conformance(
     json_file: Path | None,
     device: int,
     backend_options: Sequence[str],
+    simulates: bool = False,
 ) -> bool:
-    """Run the checks, print the card, write the JSON file; return whether nothing failed."""
+    """Run the checks, print the card, write the JSON file; return whether nothing failed.
+
+    Args:
+        simulates: judge the device as it is simulated on the host, where none is needed.
+    """
     options = _options(backend_options)
-    backend = select(discover(), name).backend
+    backend = _installed(name) if simulates else select(discover(), name).backend
     prepare_environment(name)
     # Only now, with the environment prepared, is torch imported.
     from pageport.testing.conformance import Context, run_suite
@@ -39,18 +45,28 @@ def conformance(
     seed = secrets.randbelow(2**31) if seed is None else seed
     console = Console()
     # Before anything runs: a check that ends the process can then be repeated, too.
-    console.print(f"conformance of {backend.name}, device {device}, seed {seed}", highlight=False)
-    context = Context(backend, ordinal=device, options=options, seed=seed)
+    which = "simulated on the host" if simulates else f"device {device}"
+    console.print(f"conformance of {backend.name}, {which}, seed {seed}", highlight=False)
+    context = Context(backend, ordinal=device, options=options, seed=seed, is_simulated=simulates)
     try:
         with _progress() as report:
             outcomes = run_suite(context, chosen_levels, only=check, on_outcome=report)
     finally:
         context.close()
-    card = ScoreCard(name=backend.name, seed=seed, outcomes=outcomes, ordinal=device, options=options)
+    card = ScoreCard(
+        name=backend.name, seed=seed, outcomes=outcomes, ordinal=device, options=options, is_simulated=simulates
+    )
     card.print(console)
     if json_file is not None:
         _write(json_file, card.as_json())
     return card.is_passed
+
+
+def _installed(name: str) -> type[Backend]:
+    """Return a backend that need not have a device here."""
+    discovery = discover()
+    found = next((entry.backend for entry in discovery.entries if entry.name == name), None)
+    return select(discovery, name).backend if found is None else found
 
 
 @contextmanager

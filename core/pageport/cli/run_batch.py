@@ -64,7 +64,7 @@ async def _run(
     from pageport.server.app import create_app
     from pageport.server.service import service_of_app
 
-    with progress_bar("Loading weights") as on_loading:
+    with progress_bar("Loading the model") as on_loading:
         engine = await AsyncEngine.start(config, on_loading)
     app = create_app(engine, server_config)
     num_done = 0

@@ -13,17 +13,21 @@ from pageport.backend.device import Device
 from pageport.backend.discovery import discover, select
 from pageport.backend.kv import KVSpec
 from pageport.backend.op_table import compile_ops
+from pageport.backend.reference.choose import choose_tokens
 from pageport.cache.block_manager import BlockManager
 from pageport.config import EngineConfig, ModelConfig, SchedulerConfig
+from pageport.engine.bucket_plan import longest_context
+from pageport.engine.build_forward import Limits, ModelOnDevice, bucket_plan, op_forward, static_forward
 from pageport.engine.cache_plan import CachePlan, GroupNeeds, plan_cache
 from pageport.engine.engine import Engine
+from pageport.engine.forward import Forward
 from pageport.engine.grammars import Grammars
+from pageport.engine.kv_pools import KVPools
 from pageport.engine.messages import EngineInfo
 from pageport.engine.model_runner import ModelRunner
 from pageport.engine.precision import Precision, choose_precision
 from pageport.errors import ConfigurationError
 from pageport.models.checkpoint import Checkpoint
-from pageport.models.decoder import Decoder
 from pageport.models.layer import attention_params
 from pageport.models.loaders import open_checkpoint
 from pageport.models.registry import decoder_spec
@@ -106,7 +110,9 @@ def build_engine_on(
     checkpoint, spec = model
     config = replace(config, scheduler=_with_step_tokens(config.scheduler, device.capabilities))
     precision = choose_precision(config, checkpoint.scheme, device.capabilities)
-    ops = compile_ops(device, strict=config.backend.strict_ops)
+    # What runs as whole programs leaves no op of the decoder to the reference, nor to the device's own op.
+    strict = config.backend.strict_ops and not device.capabilities.static_shapes
+    ops = compile_ops(device, strict=strict)
     groups = cache_groups(spec)
     specs = [group.kv_spec(config.cache.block_size, precision.kv_dtype) for group in groups]
     for kv, group in zip(specs, groups, strict=True):
@@ -127,29 +133,36 @@ def build_engine_on(
     depth = config.backend.pipeline_depth
     depth = device.capabilities.pipeline_depth if depth is None else depth
     scheduling = config.scheduler
-    has_graphs = "graph" in device.capabilities.features
-    replays_graphs = has_graphs and not config.backend.enforce_eager
-    decoder = Decoder(
-        spec,
-        weights,
-        ops,
-        dtype=getattr(torch, precision.compute_dtype),
-        device=device.torch_device,
-        max_tokens=scheduling.step_tokens,
-        max_model_len=plan.max_model_len,
+    pools = KVPools(device, specs, plan.groups)
+    model_on_device = ModelOnDevice(
+        spec=spec,
+        weights=weights,
+        ops=ops,
+        device=device,
+        kv_specs=specs,
+        groups=plan.groups,
+        pools=pools,
+        compute_dtype=precision.compute_dtype,
     )
+    limits = Limits(
+        max_num_seqs=scheduling.max_num_seqs, step_tokens=scheduling.step_tokens, max_model_len=plan.max_model_len
+    )
+    try:
+        forward, steps = _forward(model_on_device, limits, config, depth, progress)
+    except BaseException:
+        pools.close()
+        raise
+    is_static = device.capabilities.static_shapes
     runner = ModelRunner(
-        decoder,
+        forward,
         device,
-        specs,
-        plan.groups,
+        pools,
         max_num_seqs=scheduling.max_num_seqs,
-        max_tokens=scheduling.step_tokens,
         max_model_len=plan.max_model_len,
         vocab_size=spec.vocab_size,
-        pipeline_depth=depth,
-        choose=ops.sample,
-        replays_graphs=replays_graphs,
+        # What programs leave to core is sampled on the host, where shapes may be any.
+        choose=choose_tokens if is_static else ops.sample,
+        where=torch.device("cpu") if is_static else device.torch_device,
     )
     blocks = BlockManager(
         plan.groups,
@@ -173,7 +186,7 @@ def build_engine_on(
         backend=backend_name,
         summary=(
             *_summary(backend_name, why, checkpoint, spec, precision, device, plan),
-            f"steps    {_describe_steps(has_graphs, replays_graphs)}",
+            f"steps    {steps}",
         ),
     )
     return BuiltEngine(engine=engine, info=info, device=device)
@@ -205,6 +218,7 @@ def _plan(
     device: Device, specs: list[KVSpec], groups: tuple[CacheGroup, ...], spec: DecoderSpec, config: EngineConfig
 ) -> CachePlan:
     asked = config.model.max_model_len
+    longest = min(spec.max_positions, longest_context(device.capabilities, asked) or spec.max_positions)
     needs = [
         GroupNeeds(bytes_per_block=device.bytes_per_block(kv), sliding_window=group.sliding_window)
         for kv, group in zip(specs, groups, strict=True)
@@ -214,7 +228,7 @@ def _plan(
         config.cache,
         config.scheduler,
         free_bytes=device.memory().free,
-        max_model_len=asked or spec.max_positions,
+        max_model_len=asked or longest,
         max_model_len_is_explicit=asked is not None,
     )
 
@@ -240,10 +254,22 @@ def _vocabulary(config: ModelConfig, checkpoint: Checkpoint) -> Vocabulary:
     )
 
 
-def _describe_steps(has_graphs: bool, replays_graphs: bool) -> str:
+def _forward(
+    model: ModelOnDevice, limits: Limits, config: EngineConfig, pipeline_depth: int, progress: Progress | None
+) -> tuple[Forward, str]:
+    """Build the model's way of computing steps; say in a few words what it is."""
+    capabilities = model.device.capabilities
+    if capabilities.static_shapes:
+        plan = bucket_plan(model, limits)
+        forward = static_forward(model, limits, plan, progress or (lambda done, total: None))
+        return forward, f"whole programs, {len(plan.buckets)} compiled: {plan.description}"
+    has_graphs = "graph" in capabilities.features
+    replays_graphs = has_graphs and not config.backend.enforce_eager
     if replays_graphs:
-        return "decodes are captured once a batch size and replayed (--enforce-eager turns it off)"
-    return "op by op, as --enforce-eager says" if has_graphs else "op by op: the backend replays no graphs"
+        steps = "decodes are captured once a batch size and replayed (--enforce-eager turns it off)"
+    else:
+        steps = "op by op, as --enforce-eager says" if has_graphs else "op by op: the backend replays no graphs"
+    return op_forward(model, limits, pipeline_depth=pipeline_depth, replays_graphs=replays_graphs), steps
 
 
 def _summary(

@@ -40,7 +40,7 @@ class LLM:
         prepare_environment(config.backend.backend)
         from pageport.engine.builder import build_engine  # torch is loaded only now
 
-        with progress_bar("Loading weights") as report:
+        with progress_bar("Loading the model") as report:
             self._built = build_engine(config, report)
         self._engine = self._built.engine
         home = config.model.tokenizer or resolve_model(

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from pageport.backend.batch import AttentionBatch, AttentionMirror
 from pageport.cache.layout import GroupLayout
+from pageport.engine.block_tables import BlockTables
 from pageport.models.inputs import ModelInputs
-from pageport.scheduling.batch import Batch, BlockUpdate
+from pageport.scheduling.batch import Batch
 
 
 class StagedTensor:
@@ -87,22 +88,18 @@ class StepBuffers:
             return StagedTensor(shape, dtype, device, num_stages)
 
         self._block_sizes = [group.block_size for group in groups]
-        widths = [-(-(max_model_len + 1) // size) for size in self._block_sizes]
-        self._tables = [np.full((max_num_seqs, width), -1, np.int32) for width in widths]
+        tables = BlockTables(self._block_sizes, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
+        self.update_tables = tables.update  # applies the scheduler's changes
+        self._tables = tables.groups
         self._token_ids = torch.zeros(max_tokens, dtype=torch.int64, device=device)
         self._token_rows = staged((max_tokens,), torch.int64)
         self._positions = staged((max_tokens,), torch.int64)
         self._query_start_loc = staged((max_num_seqs + 1,), torch.int32)
         self._seq_lens = staged((max_num_seqs,), torch.int32)
         self._slots = [staged((max_tokens,), torch.int64) for _ in groups]
-        self._step_tables = [staged((max_num_seqs, width), torch.int32) for width in widths]
+        self._step_tables = [staged(table.shape, torch.int32) for table in self._tables]
         self._arange = np.arange(max_tokens, dtype=np.int64)
         self._max_seq_len = max_model_len + 1
-
-    def update_tables(self, updates: Sequence[BlockUpdate]) -> None:
-        """Apply the scheduler's changes to the block tables."""
-        for row, group, start, block_ids in updates:
-            self._tables[group][row, start : start + len(block_ids)] = block_ids
 
     def decode_step(self, num_requests: int) -> DecodeStep:
         """Return where every step of ``num_requests`` decodes lies, for a graph to read from."""

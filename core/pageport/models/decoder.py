@@ -8,13 +8,13 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from pageport.backend.batch import AttentionBatch
+from pageport.backend.decoder_weights import DecoderWeights
 from pageport.backend.op_table import OpTable
 from pageport.models.inputs import ModelInputs
-from pageport.models.layer import DecoderLayer, LayerBuffers, LayerShape
+from pageport.models.layer import DecoderLayer, LayerBuffers, LayerShape, TailBuffers
 from pageport.models.norms import Norm, make_norm
 from pageport.models.rope import rope_table
 from pageport.models.spec import DecoderSpec, cache_groups
-from pageport.models.weights import DecoderWeights
 from pageport.models.workspace import Workspace
 
 
@@ -70,13 +70,18 @@ class Decoder:
         self._buffers: list[LayerBuffers] = []  # one a layer, for a step of _num_tokens
 
     def hidden(
-        self, inputs: ModelInputs, pools: Sequence[Any], batches: Sequence[AttentionBatch]
-    ) -> Float[Tensor, "tokens hidden"]:
+        self,
+        inputs: ModelInputs,
+        pools: Sequence[Any],
+        batches: Sequence[AttentionBatch],
+        rows: Int64[Tensor, "rows"] | None = None,
+    ) -> Float[Tensor, "rows hidden"]:
         """Compute one step up to and including the final norm.
 
         Args:
             pools, batches: one a cache group, in the order of ``cache_groups(spec)``; keys and values of this step
                 are written to the pools.
+            rows: the tokens whose hidden states are wanted, in the order they are returned in; default: all.
         """
         positions = inputs.positions
         self._bind_buffers(inputs.token_ids.shape[0])
@@ -89,9 +94,13 @@ class Decoder:
             self._embed(self._weights.position_embedding, positions, first.delta)
             self._add(residual, first.delta, residual)
         self._first_norm(residual, normed)
-        for layer, buffers in zip(self._layers, self._buffers, strict=True):
+        for layer, buffers in zip(self._layers[:-1], self._buffers[:-1], strict=True):
             layer(buffers, positions, pools, batches)
-        return normed
+        last, buffers = self._layers[-1], self._buffers[-1]
+        last.attend(buffers, positions, pools, batches)
+        tail = buffers if rows is None else self._pick_rows(buffers, rows)
+        last.finish(tail)
+        return tail.normed
 
     def logits(
         self, hidden: Float[Tensor, "tokens hidden"], rows: Int64[Tensor, "rows"] | None = None
@@ -115,6 +124,13 @@ class Decoder:
     def workspace_bytes(self) -> int:
         """Bytes of the buffers it computes in."""
         return self._workspace.num_bytes
+
+    def _pick_rows(self, buffers: LayerBuffers, rows: Tensor) -> TailBuffers:
+        """Copy the residual of these tokens and what they attended to, which is all that the last layer still reads."""
+        picked = TailBuffers.beside(self._workspace, self._shapes[self._shape_of_layer[-1]], rows.shape[0])
+        self._gather_rows(buffers.residual, rows, picked.residual)
+        self._gather_rows(buffers.attended, rows, picked.attended)
+        return picked
 
     def _bind_buffers(self, num_tokens: int) -> None:
         """Take views for a step of this size; steps of the same size in a row share them."""

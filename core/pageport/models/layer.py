@@ -7,12 +7,12 @@ from typing import Any
 from torch import Tensor
 
 from pageport.backend.batch import AttentionBatch
+from pageport.backend.decoder_weights import LayerWeights, NormWeights
 from pageport.backend.kv import AttentionParams
 from pageport.backend.op_table import OpTable
 from pageport.errors import UnsupportedModel
 from pageport.models.norms import Norm, make_norm
 from pageport.models.spec import AttentionSpec, LayerSpec, MLPSpec, NormSpec
-from pageport.models.weights import LayerWeights, NormWeights
 from pageport.models.workspace import Workspace
 
 
@@ -43,34 +43,49 @@ class LayerShape:
         )
 
 
-class LayerBuffers:
+class TailBuffers:
+    """Views of the workspace for what a layer does behind attention, with ``num_rows`` of a step's tokens."""
+
+    __slots__ = ("activated", "attended", "delta", "normed", "normed_delta", "residual", "up")
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        shape: LayerShape,
+        num_rows: int,
+        *,
+        residual: str = "residual",
+        delta: str = "delta",
+        attended: str = "narrow",
+    ) -> None:
+        """Take views of the buffers that are called like this."""
+        self.residual = workspace.view(residual, num_rows, shape.hidden_size)
+        self.normed = workspace.view("normed", num_rows, shape.hidden_size)
+        self.delta = workspace.view(delta, num_rows, shape.hidden_size)
+        if shape.has_output_norm:
+            self.normed_delta = workspace.view("normed_delta", num_rows, shape.hidden_size)
+        self.attended = workspace.view(attended, num_rows, shape.num_heads * shape.head_size)
+        self.up = workspace.view("wide", num_rows, shape.up_features)
+        self.activated = workspace.view("narrow", num_rows, shape.down_features)
+
+    @classmethod
+    def beside(cls, workspace: Workspace, shape: LayerShape, num_rows: int) -> "TailBuffers":
+        """Take views that rows of ``LayerBuffers`` can be picked to once it has attended.
+
+        What is read then, the residual and what was attended to, lies elsewhere; the buffers for it are free by then.
+        """
+        return cls(workspace, shape, num_rows, residual="delta", delta="residual", attended="wide")
+
+
+class LayerBuffers(TailBuffers):
     """Views of the workspace for layers of one shape and a step of ``num_tokens``."""
 
-    __slots__ = (
-        "activated",
-        "attended",
-        "attended_heads",
-        "delta",
-        "key",
-        "normed",
-        "normed_delta",
-        "normed_key",
-        "normed_query",
-        "qkv",
-        "query",
-        "residual",
-        "up",
-        "value",
-    )
+    __slots__ = ("attended_heads", "key", "normed_key", "normed_query", "qkv", "query", "value")
 
     def __init__(self, workspace: Workspace, shape: LayerShape, num_tokens: int) -> None:
+        super().__init__(workspace, shape, num_tokens)
         heads, kv_heads, head_size = shape.num_heads, shape.num_kv_heads, shape.head_size
         query_size, kv_size = heads * head_size, kv_heads * head_size
-        self.residual = workspace.view("residual", num_tokens, shape.hidden_size)
-        self.normed = workspace.view("normed", num_tokens, shape.hidden_size)
-        self.delta = workspace.view("delta", num_tokens, shape.hidden_size)
-        if shape.has_output_norm:
-            self.normed_delta = workspace.view("normed_delta", num_tokens, shape.hidden_size)
         self.qkv = workspace.view("wide", num_tokens, query_size + 2 * kv_size)
         self.query = self.qkv[:, :query_size].view(num_tokens, heads, head_size)
         self.key = self.qkv[:, query_size : query_size + kv_size].view(num_tokens, kv_heads, head_size)
@@ -78,10 +93,7 @@ class LayerBuffers:
         if shape.has_qk_norm:
             self.normed_query = workspace.view("normed_query", num_tokens, heads, head_size)
             self.normed_key = workspace.view("normed_key", num_tokens, kv_heads, head_size)
-        self.attended = workspace.view("narrow", num_tokens, query_size)
-        self.attended_heads = workspace.view("narrow", num_tokens, heads, head_size)
-        self.up = workspace.view("wide", num_tokens, shape.up_features)
-        self.activated = workspace.view("narrow", num_tokens, shape.down_features)
+        self.attended_heads = self.attended.view(num_tokens, heads, head_size)
 
     @staticmethod
     def reserve(workspace: Workspace, shape: LayerShape, max_tokens: int) -> None:
@@ -143,15 +155,14 @@ class DecoderLayer:
         self, buffers: LayerBuffers, positions: Tensor, pools: Sequence[Any], batches: Sequence[AttentionBatch]
     ) -> None:
         """Compute one step in place of ``buffers``."""
-        attended = self._attend(buffers, positions, pools[self._cache_group], batches[self._cache_group])
-        if self._is_parallel:
-            self._mlp_norm(buffers.residual, buffers.normed)
-            self._add(buffers.residual, attended, buffers.residual)
-        else:
-            self._mlp_norm.join(attended, buffers.residual, buffers.normed)
-        self._next_norm.join(self._feed_forward(buffers), buffers.residual, buffers.normed)
+        self.attend(buffers, positions, pools, batches)
+        self.finish(buffers)
 
-    def _attend(self, buffers: LayerBuffers, positions: Tensor, pool: Any, batch: AttentionBatch) -> Tensor:
+    def attend(
+        self, buffers: LayerBuffers, positions: Tensor, pools: Sequence[Any], batches: Sequence[AttentionBatch]
+    ) -> None:
+        """Write keys and values, and what each token attends to into ``buffers.attended``."""
+        pool, batch = pools[self._cache_group], batches[self._cache_group]
         self._linear(self._qkv.weight, buffers.normed, self._qkv.bias, buffers.qkv)
         query, key = buffers.query, buffers.key
         if self._q_norm is not None:
@@ -176,10 +187,19 @@ class DecoderLayer:
                 self._params,
             )
         self._attention(pool, self._cache_layer, query, self._params, batch, buffers.attended_heads)
-        self._linear(self._output.weight, buffers.attended, self._output.bias, buffers.delta)
-        return _normed(self._attention_output_norm, buffers)
 
-    def _feed_forward(self, buffers: LayerBuffers) -> Tensor:
+    def finish(self, buffers: TailBuffers) -> None:
+        """Compute the rest of the layer for tokens whose ``residual`` and ``attended`` are in ``buffers``."""
+        self._linear(self._output.weight, buffers.attended, self._output.bias, buffers.delta)
+        attended = _normed(self._attention_output_norm, buffers)
+        if self._is_parallel:
+            self._mlp_norm(buffers.residual, buffers.normed)
+            self._add(buffers.residual, attended, buffers.residual)
+        else:
+            self._mlp_norm.join(attended, buffers.residual, buffers.normed)
+        self._next_norm.join(self._feed_forward(buffers), buffers.residual, buffers.normed)
+
+    def _feed_forward(self, buffers: TailBuffers) -> Tensor:
         self._linear(self._up.weight, buffers.normed, self._up.bias, buffers.up)
         self._activate(buffers.up, buffers.activated)
         self._linear(self._down.weight, buffers.activated, self._down.bias, buffers.delta)
@@ -191,7 +211,7 @@ def attention_params(spec: AttentionSpec) -> AttentionParams:
     return AttentionParams(scale=spec.scale, sliding_window=spec.sliding_window, softcap=spec.softcap)
 
 
-def _normed(norm: Norm | None, buffers: LayerBuffers) -> Tensor:
+def _normed(norm: Norm | None, buffers: TailBuffers) -> Tensor:
     """Return the delta, through its output norm where the layer has one."""
     if norm is None:
         return buffers.delta

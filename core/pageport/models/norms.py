@@ -4,9 +4,9 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
+from pageport.backend.decoder_weights import NormWeights
 from pageport.backend.op_table import OpTable
 from pageport.models.spec import NormSpec
-from pageport.models.weights import NormWeights
 
 
 class Norm(ABC):

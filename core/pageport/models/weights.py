@@ -1,14 +1,13 @@
-"""``DecoderWeights``: a model's weights in the device's form, loaded one matrix at a time."""
+"""Load a model's ``DecoderWeights`` in the device's form, one matrix at a time."""
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
+from pageport.backend.decoder_weights import DecoderWeights, LayerWeights, NormWeights, Projection
 from pageport.backend.device import Device
 from pageport.backend.weights import WeightSpec
 from pageport.config import Quantisation
@@ -18,49 +17,6 @@ from pageport.models.spec import BiasPart, DecoderSpec, LayerSpec, MatrixPart, N
 
 # Called with the matrices loaded so far and how many there are.
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Projection:
-    """A matrix in the device's own form and its bias in the compute dtype."""
-
-    weight: Any
-    bias: Float[Tensor, "out_features"] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class NormWeights:
-    """What a norm multiplies by and adds, in float32; an offset of one is already in."""
-
-    weight: Float[Tensor, "features"]
-    bias: Float[Tensor, "features"] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerWeights:
-    """One layer's weights, named like the fields of its ``LayerSpec``."""
-
-    attention_norm: NormWeights
-    qkv: Projection
-    output: Projection
-    mlp_norm: NormWeights
-    up: Projection
-    down: Projection
-    attention_output_norm: NormWeights | None = None
-    mlp_output_norm: NormWeights | None = None
-    q_norm: NormWeights | None = None
-    k_norm: NormWeights | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecoderWeights:
-    """A whole model's weights; a tied head is the embedding's own handle."""
-
-    embedding: Any
-    position_embedding: Any | None
-    layers: tuple[LayerWeights, ...]
-    final_norm: NormWeights
-    lm_head: Projection
 
 
 def load_decoder_weights(

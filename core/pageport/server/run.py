@@ -52,7 +52,7 @@ async def _run(
 ) -> None:
     stop = StopRequest()
     stop.listen()
-    with progress_bar("Loading weights") as on_loading:
+    with progress_bar("Loading the model") as on_loading:
         starting = asyncio.create_task(AsyncEngine.start(engine_config, on_loading, restarts=config.restart_engine))
         try:
             # The HTTP packages are imported while the engine loads.

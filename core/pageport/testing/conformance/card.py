@@ -33,6 +33,7 @@ class ScoreCard:
     outcomes: Sequence[Outcome]
     ordinal: int = 0
     options: Mapping[str, str] = field(default_factory=dict)
+    is_simulated: bool = False
 
     @property
     def is_passed(self) -> bool:
@@ -50,6 +51,8 @@ class ScoreCard:
     def reproduction(self, check: str) -> str:
         """Return the command that runs one check with the same numbers."""
         parts = ["pageport", "conformance", self.name]
+        if self.is_simulated:
+            parts += ["--simulate"]
         if self.ordinal:
             parts += ["--device", str(self.ordinal)]
         for key, value in self.options.items():
@@ -67,6 +70,7 @@ class ScoreCard:
         return {
             "backend": self.name,
             "device": self.ordinal,
+            "simulated": self.is_simulated,
             "options": dict(self.options),
             "seed": self.seed,
             "passed": self.is_passed,
@@ -114,11 +118,12 @@ class ScoreCard:
         """Say in one line what came of it."""
         if not self.outcomes:
             return "no check was run: does --check name one?"
+        name = f"{self.name}, simulated on the host," if self.is_simulated else self.name
         if self.failures:
-            return f"{self.name} fails {len(self.failures)} of {len(self.outcomes)} checks."
+            return f"{name} fails {len(self.failures)} of {len(self.outcomes)} checks."
         deviations = sum(score.deviations for score in self.levels)
         besides = f" besides {deviations} declared deviations" if deviations else ""
-        return f"{self.name} passes {len(self.outcomes) - deviations} checks{besides}."
+        return f"{name} passes {len(self.outcomes) - deviations} checks{besides}."
 
     def _score(self, level: Level) -> LevelScore:
         outcomes = [outcome for outcome in self.outcomes if outcome.level is level]

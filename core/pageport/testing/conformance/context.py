@@ -18,11 +18,23 @@ class Context:
     """
 
     def __init__(
-        self, backend: type[Backend], *, ordinal: int = 0, options: Mapping[str, str] | None = None, seed: int = 0
+        self,
+        backend: type[Backend],
+        *,
+        ordinal: int = 0,
+        options: Mapping[str, str] | None = None,
+        seed: int = 0,
+        is_simulated: bool = False,
     ) -> None:
+        """Say what is judged.
+
+        Args:
+            is_simulated: judge the device that ``Backend.simulate`` opens; none need be there.
+        """
         self.backend = backend
         self.ordinal = ordinal
         self.options = dict(options or {})
+        self.is_simulated = is_simulated
         self.seed = seed
         self.check_name = ""
         self.measured = ""  # a check may leave a figure here for the score card
@@ -39,9 +51,10 @@ class Context:
     def capabilities(self) -> Capabilities:
         return self.device.capabilities
 
-    def open_device(self) -> Device:
-        """Open another device; the caller closes it."""
-        return self.backend().open(self.ordinal, self.options)
+    def open_device(self, **more_options: str) -> Device:
+        """Open another device, with options besides those of the run; the caller closes it."""
+        options = {**self.options, **more_options}
+        return self.backend().simulate(options) if self.is_simulated else self.backend().open(self.ordinal, options)
 
     def numpy_generator(self) -> np.random.Generator:
         """Return this check's numpy generator."""

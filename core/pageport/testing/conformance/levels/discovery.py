@@ -73,7 +73,7 @@ def check_probe(context: Context) -> None:
     assert type(probe.count) is int and probe.count >= 0, f"probe().count is {probe.count!r}, not a number of devices."
     assert probe.count or probe.reason.strip(), "probe().count is 0 without a reason: say what is missing."
     assert _maps_text_to_text(probe.details), f"probe().details is {probe.details!r}; it maps texts to texts."
-    assert context.ordinal < probe.count, (
+    assert context.is_simulated or context.ordinal < probe.count, (
         f"probe() counts {probe.count} devices, so device {context.ordinal} cannot be judged: {probe.reason}"
     )
 
@@ -136,7 +136,7 @@ def check_unknown_option(context: Context) -> None:
     """A misspelt option is an error that names it."""
     option = "no_such_option"
     try:
-        device = context.backend().open(context.ordinal, {**context.options, option: "1"})
+        device = context.open_device(**{option: "1"})
     except ConfigurationError as error:
         assert option in str(error), f"the error for the unknown option {option!r} does not name it: {error}"
         return

@@ -1,0 +1,1 @@
+"""NKI kernels; importing one imports NKI."""
