@@ -3,11 +3,14 @@
 import subprocess
 import sys
 import textwrap
+import tomllib
+from pathlib import Path
 
 import pytest
 
-from pageport.backend.discovery import discover, is_served, select
-from pageport.errors import BackendUnavailable
+from pageport.backend.discovery import OTHER_EXTRAS, discover, is_served, select
+from pageport.backend.interface import INTERFACE
+from pageport.errors import BackendUnavailable, ConfigurationError
 
 GOOD = """
     from pageport.backend import Backend, Probe, hookimpl
@@ -30,7 +33,7 @@ GOOD = """
 """
 
 
-def good(name="fast", priority=20, interface=(0, 1), probe="return Probe(count=2)"):
+def good(name="fast", priority=20, interface=INTERFACE, probe="return Probe(count=2)"):
     return GOOD.format(name=name, priority=priority, interface=interface, probe=probe)
 
 
@@ -91,7 +94,11 @@ def test_auto_skips_what_has_no_device_and_says_why(install):
         (good().replace("return [Fast]", "raise OSError('disk')"), "failed to load: OSError: disk"),
         (good().replace("def pageport_backends", "def pageport_backend"), "failed to load: PluginValidationError"),
         (good().replace("def open", "def opened"), "Fast does not implement open: plugin bug"),
-        (good(interface=(7, 2)), "written for interface 7.2; this pageport has 0.1. Install versions that match"),
+        (
+            good(interface=(7, 2)),
+            "written for interface 7.2; this pageport has {}.{}. Install versions that match".format(*INTERFACE),
+        ),
+        (good().replace("interface =", "written_for ="), "Fast does not say which interface it was written for"),
         (good(interface="'newest'"), "written for interface 'newest'"),
         (good(probe="raise ValueError('no bus')"), "its probe raised ValueError: no bus: plugin bug"),
         (good(probe="return 1"), "its probe returned 1 and not a Probe: plugin bug"),
@@ -125,6 +132,24 @@ def test_unknown_name_lists_the_known_ones(install):
     install("fast-backend", good())
     with pytest.raises(BackendUnavailable, match=r"There is no backend 'fsat'. Known here: cpu, .*fast, .*auto"):
         select(discover({}), "fsat")
+
+
+@pytest.mark.parametrize("wanted", ["cpu,fast", "fast, cpu", "cpu,", ",", "cpu,cpu", "cpu,no-such"])
+def test_several_names_are_refused_with_what_to_do_instead(install, wanted):
+    install("fast-backend", good())
+    with pytest.raises(ConfigurationError) as refused:
+        select(discover({}), wanted)
+    message = str(refused.value)
+    assert f"--backend is {wanted!r}, but an engine has one model on one backend" in message
+    assert "Start a server for each (--backend " in message
+    assert "one LLM for each in the same process" in message
+
+
+def test_every_extra_is_a_backend_or_known_to_be_none():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extras = set(project["optional-dependencies"])
+    assert extras - OTHER_EXTRAS == set(project["entry-points"]["pageport.backends"])
+    assert extras >= OTHER_EXTRAS
 
 
 def test_backend_of_an_extra_says_what_to_install(monkeypatch):

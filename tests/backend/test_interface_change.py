@@ -67,6 +67,7 @@ SAME = [
 MINOR = [
     ("    count: int = 1\n", "    count: int = 1\n    depth: int = 0\n", "Spec.depth is a new field, 0 by default."),
     ("    column: int = 0\n", "    column: int = 0\n    depth: int = 0\n", "Place.depth is a new field, 0 by default."),
+    ("    other: int\n", "    other: int\n    third: int = 0\n", "Pair.third is a new field, 0 by default."),
     ("    def close", "    def flush(self) -> None\n    def close", "Device.flush is a new method with a body."),
     ("@abstractmethod\n    def open", "def open", "Device.open has a body now."),
     ("    @abstractmethod\n    def open", "    def open", "Device.open has a body now."),
@@ -87,7 +88,8 @@ MAJOR = [
     ("kind: Literal['full', 'sliding']", "kind: Literal['sliding']", "Spec.kind was"),
     ("    row: int = 0\n    column: int = 0\n", "    column: int = 0\n    row: int = 0\n", "in another order"),
     ("    row: int = 0\n", "    depth: int = 0\n    row: int = 0\n", "in another order"),
-    ("    other: int\n", "    other: int\n    third: int = 0\n", "Pair.third is new in a tuple"),
+    ("    other: int\n", "    other: int\n    third: int\n", "without a default, which nobody gives"),
+    ("    one: int\n", "    third: int = 0\n    one: int\n", "in another order"),
     ("@dataclass(frozen=True, kw_only=True)", "@dataclass(kw_only=True)", "Spec has other decorators"),
     ("class Pair(NamedTuple)", "class Pair(tuple)", "Pair has other bases: tuple."),
     (

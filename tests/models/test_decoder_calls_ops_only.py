@@ -72,7 +72,7 @@ def test_the_watch_notices_a_computing_op():
 @pytest.mark.parametrize(
     ("name", "calls_per_layer"),
     [
-        ("llama", "linear rope_write_kv attention linear add_rms_norm linear silu_mul linear add_rms_norm"),
+        ("llama", "linear rope_write_kv attention linear add_rms_norm linear_silu_mul linear add_rms_norm"),
         (
             "gemma3",
             "linear rms_norm rms_norm rope_write_kv attention linear rms_norm add_rms_norm "

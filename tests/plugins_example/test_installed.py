@@ -21,9 +21,8 @@ def renamed(plugin: Files, package: str) -> Files:
     }
 
 
-def test_the_installed_backend_passes_the_quick_levels(installed: Path, run: Run) -> None:
-    levels = [option for level in range(3) for option in ("--level", str(level))]
-    done = run(["pageport", "conformance", "example", *levels], installed)
+def test_the_installed_backend_is_found_and_passes_level_0(installed: Path, run: Run) -> None:
+    done = run(["pageport", "conformance", "example", "--level", "0"], installed)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "example passes" in done.stdout
     assert done.stderr == ""

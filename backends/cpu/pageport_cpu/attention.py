@@ -11,6 +11,8 @@ from pageport_cpu.library import DTYPE_CODES, Arguments, Integer, Library, Point
 
 class AttentionArguments(Arguments):
     kernel = "attention"
+    token_counts = ("num_tokens",)
+    request_counts = ("num_requests",)
     _fields_ = (
         ("query", Pointer),
         ("out", Pointer),

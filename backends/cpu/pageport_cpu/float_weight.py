@@ -11,6 +11,9 @@ from pageport_cpu.library import DTYPE_CODES, Arguments, Integer, Library, Point
 from pageport_cpu.rows import row_stride
 from pageport_cpu.weight_memory import WeightMemory
 
+# Outputs of a panel, at most; with fewer vector lanes it is a part of that.
+MOST_PANEL_OUTPUTS = 32
+
 
 class FloatWeightSizeArguments(Arguments):
     kernel = "float_weight_size"
@@ -47,11 +50,13 @@ class LinearFloatArguments(Arguments):
         ("x_dtype", Integer),
         ("out_dtype", Integer),
         ("bias_dtype", Integer),
+        ("gated", Integer),
     )
 
 
 class EmbedFloatArguments(Arguments):
     kernel = "embed_float"
+    token_counts = ("num_tokens",)
     _fields_ = (
         ("weight", Pointer),
         ("token_ids", Pointer),
@@ -78,7 +83,21 @@ class FloatWeight:
 
     def linear(self, library: Library, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
         """Write ``x · Wᵀ + bias`` to ``out``; rows of both may be strided, and each has its own dtype."""
-        assert x.shape[1] == self.in_features and out.shape == (len(x), self.out_features)
+        assert out.shape == (len(x), self.out_features)
+        self._multiply(library, x, bias, out, gated=False)
+
+    @property
+    def can_gate(self) -> bool:
+        """Do both halves of the outputs fill panels, as ``linear_silu_mul`` wants them to?"""
+        return self.out_features % (2 * MOST_PANEL_OUTPUTS) == 0
+
+    def linear_silu_mul(self, library: Library, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """Write ``silu(gate) * up`` of the same product to ``out``, gate being the first half of its columns."""
+        assert self.can_gate and 2 * out.shape[1] == self.out_features and len(out) == len(x)
+        self._multiply(library, x, bias, out, gated=True)
+
+    def _multiply(self, library: Library, x: Tensor, bias: Tensor | None, out: Tensor, *, gated: bool) -> None:
+        assert x.shape[1] == self.in_features
         library.run(
             LinearFloatArguments(
                 pointer(self.panels),
@@ -94,6 +113,7 @@ class FloatWeight:
                 DTYPE_CODES[x.dtype],
                 DTYPE_CODES[out.dtype],
                 DTYPE_CODES[out.dtype if bias is None else bias.dtype],
+                gated,
             )
         )
 

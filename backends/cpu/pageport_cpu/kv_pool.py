@@ -63,6 +63,7 @@ class CpuKVPool:
 
 class WriteKVArguments(Arguments):
     kernel = "write_kv"
+    token_counts = ("tokens",)
     _fields_ = (
         ("key", Pointer),
         ("value", Pointer),

@@ -29,6 +29,10 @@ class Arguments(ctypes.Structure):
     """The struct one kernel takes: a mirror of the one in ``kernels/<kernel>.cpp``, field by field."""
 
     kernel: ClassVar[str]
+    # The fields that say how many rows there are, of tensors with one for each token (or each that is wanted) and with
+    # one for each request: a tape that is resized changes them.
+    token_counts: ClassVar[tuple[str, ...]] = ("rows",)
+    request_counts: ClassVar[tuple[str, ...]] = ()
 
 
 class SetNumThreads(Arguments):
@@ -94,11 +98,11 @@ class Tape:
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        self._num_calls = 0
+        self._calls: list[tuple[Any, Arguments]] = []
         self._run = RunTape(None, 0)
 
     def fill(self, calls: list[tuple[Any, Arguments]]) -> None:
-        self._num_calls = len(calls)
+        self._calls = calls
         self._entries = (TapeEntry * len(calls))(
             *(
                 TapeEntry(ctypes.cast(function, Pointer).value, ctypes.addressof(arguments))
@@ -109,7 +113,12 @@ class Tape:
         self._run.kept = (calls, self._entries)  # a tape that records this one keeps only the arguments
 
     def __len__(self) -> int:
-        return self._num_calls
+        return len(self._calls)
+
+    @property
+    def arguments(self) -> list[Arguments]:
+        """Those of every call, in order; what is changed in them counts from the next replay on."""
+        return [arguments for _, arguments in self._calls]
 
     def replay(self) -> None:
         """Run all of it again: on the same buffers, whatever they hold now."""

@@ -15,26 +15,15 @@ from pageport.backend.reference.kv import check_memory
 from pageport.backend.weights import StoredTensor, WeightSpec
 from pageport_cpu import activations, attention, kv_pool, norms, row_ops, sampling, weights
 from pageport_cpu.device import CpuDevice
-from pageport_cpu.library import Library, Tape
+from pageport_cpu.library import Library
 from pageport_cpu.rope import rope
+from pageport_cpu.tape_graph import TapeGraph
 from pageport_cpu.weight_memory import WeightMemory
 
 OPS = (
     *("rms_norm", "add_rms_norm", "layer_norm", "add", "scale", "rope", "silu_mul", "gelu_mul", "gelu", "softcap"),
-    *("gather_rows", "sample"),
+    *("linear_silu_mul", "gather_rows", "sample"),
 )
-
-
-class TapeGraph(Graph):
-    """A captured step: kernels and arguments on a tape, recorded while they ran."""
-
-    has_run = True
-
-    def __init__(self, tape: Tape) -> None:
-        self._tape = tape
-
-    def replay(self) -> None:
-        self._tape.replay()
 
 
 class NativeCpuDevice(CpuDevice):
@@ -65,6 +54,7 @@ class NativeCpuDevice(CpuDevice):
             # Products run at full speed from 64 rows on; longer steps only make those who decode wait.
             step_tokens=512,
             determinism="batch",
+            graphs_resize=True,
             features={**{f"op:{name}": 1 for name in OPS}, "graph": 1},
         )
 
@@ -188,6 +178,13 @@ class NativeCpuDevice(CpuDevice):
     def silu_mul(self, gate_up: Tensor, out: Tensor | None = None) -> Tensor:
         out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2) if out is None else out
         activations.silu_mul(self._library, gate_up, out)
+        return out
+
+    def linear_silu_mul(
+        self, weight: weights.Weight, x: Tensor, bias: Tensor | None, gate_up: Tensor, out: Tensor | None = None
+    ) -> Tensor:
+        out = x.new_empty(len(x), weight.out_features // 2) if out is None else out
+        weight.linear_silu_mul(self._library, x, bias, gate_up, out)
         return out
 
     def gelu_mul(self, gate_up: Tensor, tanh: bool, out: Tensor | None = None) -> Tensor:

@@ -8,6 +8,7 @@ from pageport_cpu.rows import row_stride
 
 class RmsNormArguments(Arguments):
     kernel = "rms_norm"
+    token_counts = ("outer",)
     _fields_ = (
         ("x", Pointer),
         ("residual", Pointer),

@@ -93,6 +93,7 @@ class LinearInt8Arguments(Arguments):
         ("x_dtype", Integer),
         ("bias_dtype", Integer),
         ("out_dtype", Integer),
+        ("gated", Integer),
     )
 
 
@@ -128,7 +129,21 @@ class QuantisedWeight:
 
     def linear(self, library: Library, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
         """Write ``x · Wᵀ + bias`` to ``out``; rows of both may be strided, and each has its own dtype."""
-        assert x.shape[1] == self.in_features and out.shape == (len(x), self.out_features)
+        assert out.shape == (len(x), self.out_features)
+        self._multiply(library, x, bias, out, gated=False)
+
+    @property
+    def can_gate(self) -> bool:
+        """Do both halves of the outputs fill panels, as ``linear_silu_mul`` wants them to?"""
+        return self.out_features % (2 * PANEL_OUTPUTS) == 0
+
+    def linear_silu_mul(self, library: Library, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """Write ``silu(gate) * up`` of the same product to ``out``, gate being the first half of its columns."""
+        assert self.can_gate and 2 * out.shape[1] == self.out_features and len(out) == len(x)
+        self._multiply(library, x, bias, out, gated=True)
+
+    def _multiply(self, library: Library, x: Tensor, bias: Tensor | None, out: Tensor, *, gated: bool) -> None:
+        assert x.shape[1] == self.in_features
         library.run(
             LinearInt8Arguments(
                 pointer(x),
@@ -144,6 +159,7 @@ class QuantisedWeight:
                 DTYPE_CODES[x.dtype],
                 DTYPE_CODES[out.dtype if bias is None else bias.dtype],
                 DTYPE_CODES[out.dtype],
+                gated,
             )
         )
 

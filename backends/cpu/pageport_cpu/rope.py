@@ -8,6 +8,7 @@ from pageport_cpu.rows import row_stride
 
 class RopeArguments(Arguments):
     kernel = "rope"
+    token_counts = ("tokens",)
     _fields_ = (
         ("query", Pointer),
         ("key", Pointer),

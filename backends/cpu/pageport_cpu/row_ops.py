@@ -35,6 +35,7 @@ class SoftcapArguments(RowOpArguments):
 
 class GatherRowsArguments(Arguments):
     kernel = "gather_rows"
+    token_counts = ("num_rows",)
     _fields_ = (
         ("x", Pointer),
         ("rows", Pointer),

@@ -18,6 +18,7 @@ from pageport.backend.reference.weights import (
 )
 from pageport.backend.weights import BLOCK_SCHEMES, PLAIN_SCHEMES, StoredTensor, WeightSpec
 from pageport.errors import UnsupportedFeature
+from pageport_cpu.activations import silu_mul
 from pageport_cpu.float_weight import FloatWeight, pack_float
 from pageport_cpu.library import Library
 from pageport_cpu.quantised_weight import QuantisedWeight, pack_blocks, quantise
@@ -56,6 +57,14 @@ class Weight:
             outputs = slice(first, first + matrix.out_features)
             matrix.linear(library, x, None if bias is None else bias[outputs], out[:, outputs])
             first = outputs.stop
+
+    def linear_silu_mul(self, library: Library, x: Tensor, bias: Tensor | None, gate_up: Tensor, out: Tensor) -> None:
+        """Write ``silu(gate) * up`` of that product to ``out``; ``gate_up`` is room for all of it."""
+        if len(self.matrices) == 1 and self.matrices[0].can_gate:
+            self.matrices[0].linear_silu_mul(library, x, bias, out)
+            return
+        self.linear(library, x, bias, gate_up)
+        silu_mul(library, gate_up, out)
 
     def embed(self, library: Library, token_ids: Tensor, out: Tensor) -> None:
         """Write the rows ``token_ids`` (int64) to ``out``, whose rows may be strided.

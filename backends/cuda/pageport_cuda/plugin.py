@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from pageport.backend import Backend, Probe, Rank, hookimpl
 from pageport_cuda.driver import find_devices
+from pageport_triton.attention_option import OPTION, read_attention
 from pageport_triton.requirements import CUDA, ENVIRONMENT, check_device, with_packages
 
 if TYPE_CHECKING:
@@ -24,12 +25,17 @@ class CudaBackend(Backend):
         return with_packages(find_devices(), CUDA)
 
     def open(self, ordinal: int, options: Mapping[str, str], rank: Rank = Rank()) -> "Device":  # noqa: B008 - frozen
-        """Open a GPU; this backend has no options."""
-        check_device(type(self), "NVIDIA GPU", ordinal, options)
+        """Open a GPU.
+
+        Option ``attention``: ``triton``, ``flashinfer``, ``flash-attn``, or ``auto``, which is ``triton`` until one of
+        the others was measured to be faster.
+        """
+        attention = read_attention(options, self.name, ("flashinfer", "flash-attn"))
+        check_device(type(self), "NVIDIA GPU", ordinal, options, (OPTION,))
         # Here, because plugins are imported before anyone asks for a device.
         from pageport_cuda.device import open_device
 
-        return open_device(ordinal)
+        return open_device(ordinal, attention)
 
 
 @hookimpl

@@ -68,7 +68,7 @@ def nki_decode_attention() -> DecodeAttention | None:
         # One copy for each query head that shares a KV head: the kernel then adds tiles of equal shape.
         mask = added[:, None].expand(requests, heads // kv_heads, num_keys).contiguous()
         grouped = (query.float() * scale).to(keys.dtype).view(requests, kv_heads, heads // kv_heads, size)
-        attended = paged_decode(
+        attended: Tensor = paged_decode(
             grouped.transpose(-1, -2).contiguous(),
             keys.reshape(-1, keys.shape[-1]),
             values.reshape(-1, values.shape[-1]),

@@ -5,13 +5,15 @@ from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import TorchDynamoException
 from torch.fx import GraphModule, Node
 
 from pageport.backend.decoder_weights import DecoderWeights
+from pageport.backend.program import Bucket
 from pageport.backend.reference.static_decoder import GraphInputs
 from pageport.errors import UnsupportedFeature
 from pageport_neuron.allowed_ops import ALLOWED_OPS
-from pageport_neuron.compiler import Compilation, Compiler, Step
+from pageport_neuron.compiler import Compiler, Step, name_of
 
 
 class CheckingCompiler(Compiler):
@@ -34,7 +36,7 @@ class CheckingCompiler(Compiler):
         return self._backend
 
     def compile(
-        self, step: Step, name: str, weights: DecoderWeights, pools: tuple[Any, ...], inputs: GraphInputs
+        self, step: Step, bucket: Bucket, weights: DecoderWeights, pools: tuple[Any, ...], inputs: GraphInputs
     ) -> Step:
         """Compile and check.
 
@@ -43,16 +45,17 @@ class CheckingCompiler(Compiler):
         """
         self._num_ops = []
         try:
-            compiled = super().compile(step, name, weights, pools, inputs)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            cause = error.__cause__ if isinstance(error.__cause__, UnsupportedFeature) else error
-            raise UnsupportedFeature(f"{name} cannot be compiled: {cause}") from error
+            compiled = super().compile(step, bucket, weights, pools, inputs)
+        except TorchDynamoException as error:
+            cause = str(getattr(error, "inner_exception", error)).strip().partition("\n")[0]
+            raise UnsupportedFeature(f"{name_of(bucket)} cannot be compiled: {cause}") from error
         if len(self._num_ops) != 1:
-            raise UnsupportedFeature(f"{name} became {len(self._num_ops)} graphs instead of one.")
+            raise UnsupportedFeature(f"{name_of(bucket)} became {len(self._num_ops)} graphs instead of one.")
         return compiled
 
-    def _compilation(self, name: str, seconds: float) -> Compilation:
-        return Compilation(name=name, seconds=seconds, num_ops=sum(self._num_ops))
+    @property
+    def num_ops(self) -> int:
+        return sum(self._num_ops)
 
     def _take(self, graph: GraphModule, _examples: Sequence[Any]) -> Callable[..., Any]:
         ops = [node for node in graph.graph.nodes if node.op == "call_function"]

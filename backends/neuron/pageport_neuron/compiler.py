@@ -3,27 +3,18 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
 import torch
 
 from pageport.backend.decoder_weights import DecoderWeights
+from pageport.backend.program import Bucket, Compilation
 from pageport.backend.reference.static_decoder import GraphInputs, GraphOutputs
 
 # (weights, pools, the step's tensors) → what the step gives. Weights and pools are arguments, so that a program is one
 # of shapes and not of one engine's tensors.
 Step = Callable[[DecoderWeights, tuple[Any, ...], GraphInputs], GraphOutputs]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compilation:
-    """What came of compiling one bucket; ``num_ops`` is None where nobody counted."""
-
-    name: str
-    seconds: float
-    num_ops: int | None = None
 
 
 class Compiler(ABC):
@@ -38,15 +29,11 @@ class Compiler(ABC):
         """What ``torch.compile`` takes as its backend."""
 
     def compile(
-        self, step: Step, name: str, weights: DecoderWeights, pools: tuple[Any, ...], inputs: GraphInputs
+        self, step: Step, bucket: Bucket, weights: DecoderWeights, pools: tuple[Any, ...], inputs: GraphInputs
     ) -> Step:
-        """Compile a step for the shapes of these tensors, which it is run with once.
-
-        Args:
-            name: of the bucket, for messages.
-        """
+        """Compile a bucket's step for the shapes of these tensors, which it is run with once."""
         compiled: Step = torch.compile(
-            _with_code_of_its_own(step, name),
+            _with_code_of_its_own(step, name_of(bucket)),
             backend=self.backend,
             fullgraph=True,
             dynamic=False,
@@ -54,11 +41,14 @@ class Compiler(ABC):
         )
         start = time.perf_counter()
         compiled(weights, pools, inputs)
-        self.compilations.append(self._compilation(name, time.perf_counter() - start))
+        seconds = time.perf_counter() - start
+        self.compilations.append(Compilation(bucket=bucket, seconds=seconds, num_ops=self.num_ops))
         return compiled
 
-    def _compilation(self, name: str, seconds: float) -> Compilation:
-        return Compilation(name=name, seconds=seconds)
+    @property
+    def num_ops(self) -> int | None:
+        """How many ops the graph has that was compiled last, where somebody counted."""
+        return None
 
 
 class NeuronCompiler(Compiler):
@@ -67,6 +57,12 @@ class NeuronCompiler(Compiler):
     @property
     def backend(self) -> str:
         return "neuron"
+
+
+def name_of(bucket: Bucket) -> str:
+    """Return a name for a bucket's graph, as code may have it."""
+    kind = "decode" if bucket.requests == bucket.tokens else "prompt"
+    return f"{kind}_{bucket.tokens}_of_{bucket.context}"
 
 
 def _with_code_of_its_own(step: Step, name: str) -> Step:

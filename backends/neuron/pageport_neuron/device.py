@@ -1,6 +1,7 @@
 """``NeuronDevice``: one logical core, whose models are programs compiled for fixed shapes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,20 +12,20 @@ from pageport.backend.choice import Choice, ChoiceBatch
 from pageport.backend.decoder_weights import DecoderWeights
 from pageport.backend.description import DecoderDescription
 from pageport.backend.device import Device
-from pageport.backend.kv import Memory
-from pageport.backend.program import Bucket, ModelProgram
+from pageport.backend.kv import KVSpec, Memory
+from pageport.backend.program import Bucket, Compilation, ModelProgram
 from pageport.backend.reference.static_decoder import DESCRIPTION_VERSION, GraphInputs, GraphOutputs
 from pageport.errors import BackendUnavailable
 from pageport_neuron.attention import DecodeAttention, decode_attention, nki_decode_attention
 from pageport_neuron.checking_compiler import CheckingCompiler
-from pageport_neuron.compiler import Compilation, Compiler, NeuronCompiler, Step
+from pageport_neuron.compiler import Compiler, NeuronCompiler, Step
 from pageport_neuron.decoder import NeuronDecoder
 from pageport_neuron.options import NeuronOptions
 from pageport_neuron.program import GraphKey, NeuronProgram, draw_on_host
-from pageport_neuron.runtime import DEVICE_TYPE, NeuronRuntime, load_compiler
+from pageport_neuron.runtime import DEVICE_TYPE, NeuronRuntime, import_package
 
-# What a device that is not there says it has: of one core of a Trn2 chip, and the answer is the same everywhere.
-SIMULATED_BYTES = 24 << 30
+# What a device that is not there says it has for caches: the answer is the same on every host.
+HOST_BYTES = 4 << 30
 
 
 class NeuronDevice(Device):
@@ -68,7 +69,6 @@ class NeuronDevice(Device):
 
     @property
     def compilations(self) -> Sequence[Compilation]:
-        """Every compilation since the device was opened."""
         return tuple(self._compiler.compilations)
 
     def build_model(
@@ -94,10 +94,8 @@ class NeuronDevice(Device):
     def compiled(self, key: GraphKey, weights: DecoderWeights, pools: tuple[Any, ...], inputs: GraphInputs) -> Step:
         """Return the graph of a bucket, compiled unless one of the same shapes was before."""
         if key not in self._graphs:
-            requests, tokens, context = key.bucket
-            name = f"{'decode' if requests == tokens else 'prompt'}_{tokens}_of_{context}"
             step = self.step_of(key.description)
-            self._graphs[key] = self._compiler.compile(step, name, weights, pools, inputs)
+            self._graphs[key] = self._compiler.compile(step, key.bucket, weights, pools, inputs)
         return self._graphs[key]
 
     def sample(self, logits: Tensor, batch: ChoiceBatch) -> Choice:
@@ -117,7 +115,7 @@ class HardwareDevice(NeuronDevice):
         Raises:
             BackendUnavailable: the vendor's package is missing, or sees no such core.
         """
-        self._runtime = NeuronRuntime.load(options)
+        self._runtime = NeuronRuntime.load()
         count = self._runtime.device_count()
         if not 0 <= ordinal < count:
             raise BackendUnavailable(f"There is no Neuron device {ordinal}; torch_neuronx sees {count}.")
@@ -134,8 +132,29 @@ class HardwareDevice(NeuronDevice):
 class HostDevice(NeuronDevice):
     """No core: tensors lie in host memory, for a simulation or for compiling ahead of time."""
 
+    def __init__(
+        self, options: NeuronOptions, torch_device: torch.device, compiler: Compiler, attention: DecodeAttention
+    ) -> None:
+        super().__init__(options, torch_device, compiler, attention)
+        self._pool_bytes = 0
+
+    @property
+    def capabilities(self) -> Capabilities:
+        # Of a core that is there nobody has measured it.
+        return replace(super().capabilities, determinism="run")
+
     def memory(self) -> Memory:
-        return Memory(total=SIMULATED_BYTES, free=SIMULATED_BYTES, reserved_by_this_process=0)
+        free = max(0, HOST_BYTES - self._pool_bytes)
+        return Memory(total=HOST_BYTES, free=free, reserved_by_this_process=HOST_BYTES - free)
+
+    def allocate_kv(self, spec: KVSpec, num_blocks: int) -> Any:
+        pool = super().allocate_kv(spec, num_blocks)
+        self._pool_bytes += sum(tensor.nbytes for tensor in pool.tensors)
+        return pool
+
+    def free_kv(self, pool: Any) -> None:
+        self._pool_bytes -= sum(tensor.nbytes for tensor in pool.tensors)
+        super().free_kv(pool)
 
 
 def simulated_device(options: NeuronOptions) -> NeuronDevice:
@@ -145,10 +164,10 @@ def simulated_device(options: NeuronOptions) -> NeuronDevice:
 
 
 def compiling_device(options: NeuronOptions) -> NeuronDevice:
-    """Open what fills the compiler's cache on a machine without the device.
+    """Open what fills the compiler's cache on a machine without the device; the environment has to say so.
 
     Raises:
         BackendUnavailable: the vendor's package is missing.
     """
-    load_compiler(options)
+    import_package()
     return HostDevice(options, torch.device("cpu"), NeuronCompiler(), nki_decode_attention() or decode_attention)

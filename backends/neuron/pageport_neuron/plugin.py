@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pageport.backend import Backend, Probe, Rank, hookimpl
 from pageport.errors import BackendUnavailable
+from pageport_neuron.environment import set_cache, set_compile_only
 from pageport_neuron.options import NeuronOptions
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class NeuronBackend(Backend):
         found = self.probe()
         if not 0 <= ordinal < found.count:
             raise BackendUnavailable(f"There is no Neuron device {ordinal}: {found.reason or f'{found.count} found'}.")
+        set_cache(parsed)
         # Here, because plugins are imported before anyone asks for a device.
         from pageport_neuron.device import HardwareDevice
 
@@ -48,9 +50,11 @@ class NeuronBackend(Backend):
         return simulated_device(NeuronOptions.parse(options))
 
     def open_compiler(self, options: Mapping[str, str]) -> "Device":
+        parsed = NeuronOptions.parse(options)
+        set_compile_only(parsed)
         from pageport_neuron.device import compiling_device
 
-        return compiling_device(NeuronOptions.parse(options))
+        return compiling_device(parsed)
 
 
 def find_devices(root: Path = Path("/"), path: Sequence[str] | None = None) -> Probe:

@@ -13,8 +13,7 @@ from pageport.backend.decoder_weights import DecoderWeights
 from pageport.backend.description import DecoderDescription
 from pageport.backend.program import Bucket, ProgramOutput, ProgramStep
 from pageport.backend.reference.choose import choose_tokens
-from pageport.backend.reference.static_choose import ChoiceTensors
-from pageport.backend.reference.static_decoder import GraphInputs, GraphOutputs, StaticProgram
+from pageport.backend.reference.static_decoder import GraphInputs, GraphOutputs, StaticProgram, padding_inputs
 from pageport.errors import BackendError
 from pageport_neuron.compiler import Step
 
@@ -30,6 +29,7 @@ class GraphKey(NamedTuple):
     description: DecoderDescription
     bucket: Bucket
     shapes: Shapes  # of weights and pools
+    same: tuple[int, ...]  # for each of these tensors, where it is first: a tied head is the embedding itself
 
 
 class NeuronProgram(StaticProgram):
@@ -39,13 +39,15 @@ class NeuronProgram(StaticProgram):
         self, device: "NeuronDevice", description: DecoderDescription, weights: DecoderWeights, pools: Sequence[Any]
     ) -> None:
         self._neuron = device
-        self._description = description
         self._operands = (weights, tuple(pools))
-        super().__init__(device, partial(device.step_of(description), *self._operands), description.vocab_size)
+        super().__init__(device, partial(device.step_of(description), *self._operands), description)
 
     def compile(self, bucket: Bucket) -> None:
-        padding = self._padding(bucket)
-        key = GraphKey(self._description, bucket, shapes_of(self._operands))
+        padding = padding_inputs(self._description, bucket, self._neuron.torch_device)
+        operands, inputs = ([id(tensor) for tensor in _tensors(given)] for given in (self._operands, padding))
+        assert len(set(inputs)) == len(inputs), "a graph takes what is one tensor now for one tensor in every step"
+        same = tuple(operands.index(tensor) for tensor in operands)
+        key = GraphKey(self._description, bucket, shapes_of(self._operands), same)
         graph = self._neuron.compiled(key, *self._operands, padding)
         self._graphs[bucket] = partial(self._run, graph, shapes_of(padding), bucket)
 
@@ -69,23 +71,6 @@ class NeuronProgram(StaticProgram):
             if given != expected:
                 raise BackendError(f"A step of {bucket} has {_told(*given)} where {_told(*expected)} was compiled.")
         return graph(*self._operands, inputs)
-
-    def _padding(self, bucket: Bucket) -> GraphInputs:
-        """Return a step of nothing: it writes to the null block alone."""
-        device, groups = self._neuron.torch_device, self._description.cache_groups
-        requests, tokens, context = bucket
-        return GraphInputs(
-            token_ids=torch.zeros(tokens, dtype=torch.int64, device=device),
-            positions=torch.zeros(tokens, dtype=torch.int64, device=device),
-            seq_lens=torch.zeros(requests, dtype=torch.int32, device=device),
-            last_tokens=torch.zeros(requests, dtype=torch.int64, device=device),
-            block_tables=tuple(
-                torch.full((requests, context // group.block_size), -1, dtype=torch.int32, device=device)
-                for group in groups
-            ),
-            slot_mappings=tuple(torch.full((tokens,), -1, dtype=torch.int64, device=device) for _ in groups),
-            choice=ChoiceTensors.greedy(requests, self._description.vocab_size, device),
-        )
 
 
 def draw_on_host(logits: Tensor, batch: ChoiceBatch) -> Choice:

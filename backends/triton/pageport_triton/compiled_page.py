@@ -16,8 +16,8 @@ options that are independent of each other, every two values together). `backend
 each.
 
 A cell is *launches: registers a thread, shared memory a block*, each from the least to the most; *m* says that all of
-them use matrix instructions. A launch that needs memory for what does not fit its registers may not be chosen, and
-makes the check fail; older versions of the compiler may need some, which is listed with the bytes.
+them use matrix instructions. A launch that needs memory for what does not fit its registers spills: it may not be
+chosen, and makes the check fail, whichever version of triton compiles it.
 """
 
 
@@ -29,6 +29,7 @@ def compiled_page(table: CompiledTable) -> str:
     parts = [_INTRODUCTION]
     for version in sorted({version for version, _ in groups}, reverse=True):
         parts.append(f"## triton {version}\n")
+        parts.append(_coverage(table, version))
         parts.append("| kernel | " + " | ".join(TARGETS) + " |")
         parts.append("| --- " * (len(TARGETS) + 1) + "|")
         for (found, kernel), cases in sorted(groups.items()):
@@ -38,6 +39,12 @@ def compiled_page(table: CompiledTable) -> str:
         parts.append("")
         parts.append(_spills(case for (found, _), cases in groups.items() if found == version for case in _all(cases)))
     return "\n".join(parts)
+
+
+def _coverage(table: CompiledTable, version: str) -> str:
+    entries = [entry for cases in table.entries.values() for entry in cases.values()]
+    compiled = sum(version in entry.usages for entry in entries)
+    return f"Compiled with it: {compiled} of {len(entries)} launches.\n"
 
 
 def _cell(cases: list[CompiledCase]) -> str:

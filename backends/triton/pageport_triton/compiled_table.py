@@ -65,7 +65,7 @@ class CompiledTable:
 
     @property
     def newest(self) -> str:
-        """The newest version of triton in the table: the one whose code may not spill."""
+        """The newest version of triton in the table: it has compiled every case."""
         return max((case.triton for case in self.cases()), key=lambda version: [*map(int, version.split("."))])
 
     def cases(self) -> Iterable[CompiledCase]:

@@ -23,6 +23,7 @@ from pageport_triton.compile_case import CompileCase
 from pageport_triton.configurations import Configuration, DecodeTile, configuration_of
 from pageport_triton.decode_attention_kernel import decode_attention_kernel, merge_splits_kernel
 from pageport_triton.kv_pool import TritonKVPool
+from pageport_triton.padding import clear_padding
 
 # Query heads of one KV head that a program takes: the fewest rows that a matrix product takes. More would need
 # registers that keep other programs waiting; the rare larger groups read their keys once more for every 16 heads.
@@ -43,11 +44,14 @@ def decode_attention(
 ) -> None:
     """Attend for the requests before ``batch.num_decodes``, which have one query each; the output of padding is zero.
 
+    Tokens behind the last request are cleared by whoever attends for it.
     Lengths are read when the kernels run; how many splits there are follows from ``batch.max_seq_len`` alone, so that
     a captured launch serves any lengths up to that.
     """
     if batch.num_decodes == 0:
         return
+    if batch.num_decodes == batch.num_requests:
+        clear_padding(batch, out)
     spec = pool.spec
     heads = query.shape[1]
     group = heads // spec.num_kv_heads

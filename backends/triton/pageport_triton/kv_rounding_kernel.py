@@ -27,6 +27,10 @@ def dequantised(stored, STORED: tl.constexpr, HAS_FLOAT8: tl.constexpr, dtype: t
     elif STORED == "float8_e5m2":
         # The upper half of a float16.
         result = (stored.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(dtype)
+    elif STORED == "int8" and dtype == tl.bfloat16:
+        # The upper half of a float32 holds it; a conversion would first look for NaN, at length on some GPUs.
+        upper = stored.to(tl.float32).to(tl.int32, bitcast=True) >> 16
+        result = upper.to(tl.int16).to(tl.bfloat16, bitcast=True)
     else:
         result = stored.to(dtype)
     return result

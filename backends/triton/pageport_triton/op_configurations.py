@@ -5,7 +5,7 @@ spill is quickest has not been measured on a device yet.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +80,12 @@ _ROW_TILES = RowTiles(elements=2048, elements_per_warp=512, most_warps=16)
 _WIDE_TILES = RowTiles(elements=2048, elements_per_warp=1024, most_warps=16)
 # Architectures whose warps are 64 wide.
 _WIDE = ("gfx90a", "gfx942", "gfx950")
+# By architecture, where the usual tiles spill.
+_NORM_TILES: Mapping[str, RowTiles] = {"sm80": replace(_WIDE_TILES, elements=4096)}
 _INTERPRETED_TILES = RowTiles(elements=2**19, elements_per_warp=2**19, most_warps=1)
 _SAMPLE = SampleTiles(rows=1, tokens=1024, num_warps=4, split_tokens=8192, filter_warps=8)
+# By architecture, where the usual number of warps spills.
+_SAMPLES: Mapping[str, SampleTiles] = {"sm80": replace(_SAMPLE, filter_warps=4)}
 
 
 def _products(num_stages: int, medium_warps: int, large: ProductTiles) -> dict[int, ProductTiles]:
@@ -99,13 +103,13 @@ _LARGE_TWO_STAGES = ProductTiles(outputs=128, rows=128, num_warps=8, num_stages=
 _LARGE_NARROW = ProductTiles(outputs=64, rows=128, num_warps=8, num_stages=2)
 _CDNA_PRODUCTS = _products(2, 4, _LARGE_TWO_STAGES)
 _PRODUCTS: Mapping[str, Mapping[int, ProductTiles]] = {
-    "sm80": _products(4, 8, _LARGE),
+    "sm80": _products(4, 8, _LARGE_TWO_STAGES),
     "sm90": _products(4, 4, _LARGE),
     "sm100": _products(4, 4, _LARGE),
     "gfx90a": _CDNA_PRODUCTS,
     "gfx942": _CDNA_PRODUCTS,
     "gfx950": _CDNA_PRODUCTS,
-    "gfx1100": _products(2, 4, _LARGE_NARROW),
+    "gfx1100": _products(2, 8, _LARGE_NARROW),
     "xpu": _products(2, 4, _LARGE_NARROW),
 }
 # About four for each multiprocessor, compute unit or core of the largest GPU of a class: what a memory-bound product
@@ -135,8 +139,8 @@ OP_CONFIGURATIONS: Mapping[str, OpConfiguration] = {
         architecture: OpConfiguration(
             architecture=architecture,
             row_tiles=_WIDE_TILES if architecture in _WIDE else _ROW_TILES,
-            norm_tiles=_WIDE_TILES,
-            sample=_SAMPLE,
+            norm_tiles=_NORM_TILES.get(architecture, _WIDE_TILES),
+            sample=_SAMPLES.get(architecture, _SAMPLE),
             products=products,
             wanted_programs=_WANTED_PROGRAMS[architecture],
         )

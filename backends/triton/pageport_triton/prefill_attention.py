@@ -21,6 +21,7 @@ from pageport_triton.attention_arguments import (
 from pageport_triton.compile_case import CompileCase
 from pageport_triton.configurations import Configuration, PrefillTile, configuration_of
 from pageport_triton.kv_pool import TritonKVPool
+from pageport_triton.padding import clear_padding
 from pageport_triton.prefill_attention_kernel import prefill_attention_kernel
 
 
@@ -33,13 +34,14 @@ def prefill_attention(
     out: Float[Tensor, "tokens heads value_head_size"],
     configuration: Configuration,
 ) -> None:
-    """Attend for the requests from ``batch.num_decodes`` on; the output of padding rows is zero.
+    """Attend for the requests from ``batch.num_decodes`` on; the output of padding is zero.
 
     Each program finds its request in ``query_start_loc`` on the device: nothing is prepared or copied for a step.
     """
     num_requests = batch.num_requests - batch.num_decodes
     if num_requests == 0:
         return
+    clear_padding(batch, out)
     spec = pool.spec
     group = query.shape[1] // spec.num_kv_heads
     tile = configuration.prefill[head_class(spec, query.dtype)]

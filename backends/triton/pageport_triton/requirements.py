@@ -52,18 +52,23 @@ def with_packages(probe: Probe, needs: Needs, path: Sequence[str] | None = None)
     return replace(probe, details={**probe.details, "torch": f"{torch.version}, {needs.hardware} {built_for}"})
 
 
-def check_device(backend: type[Backend], gpus: str, ordinal: int, options: Mapping[str, str]) -> None:
+def check_device(
+    backend: type[Backend], gpus: str, ordinal: int, options: Mapping[str, str], known: Sequence[str] = ()
+) -> None:
     """Refuse to open what is not there.
 
     Args:
         gpus: what its devices are called, as in "NVIDIA GPU".
+        known: names of the options that it has.
 
     Raises:
         BackendUnavailable: there is no device of this number; says why, or which there are.
-        ConfigurationError: there are options, which none of these backends has.
+        ConfigurationError: there is an option that it does not have.
     """
-    if options:
-        raise ConfigurationError(f"Unknown option {min(options)!r} of the {backend.name} backend: it has none.")
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        listed = ", ".join(known) or "none"
+        raise ConfigurationError(f"Unknown option {unknown[0]!r} of the {backend.name} backend: it has {listed}.")
     probe = backend.probe()
     if not 0 <= ordinal < probe.count:
         raise BackendUnavailable(

@@ -37,18 +37,16 @@ def test_committed_table_is_of_these_kernels(table: CompiledTable, architecture:
 
 
 def test_nothing_that_may_be_chosen_spills_or_needs_more_than_there_is(table: CompiledTable) -> None:
-    newest = table.newest
-    cases = [case for case in table.cases() if case.triton == newest]
+    cases = list(table.cases())
     assert {case.architecture for case in cases} == set(TARGETS)
-    assert len(cases) == sum(map(len, table.entries.values()))
-    assert [(case.architecture, case.name, *case.faults()) for case in cases if any(case.faults())] == []
+    found = [(case.triton, case.architecture, case.name, *case.faults()) for case in cases]
+    assert [case for case in found if len(case) > 3] == []
 
 
-def test_an_older_compiler_makes_all_of_it_too(table: CompiledTable) -> None:
-    newest = table.newest
-    older = [case for case in table.cases() if case.triton != newest]
-    assert {case.architecture for case in older} >= {"sm90", "gfx942"}
-    assert all(case.usage.matrix_instructions for case in older if case.has_matrix_product)
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_oldest_and_newest_compiler_have_compiled_everything(table: CompiledTable, architecture: str) -> None:
+    entries = table.entries[architecture]
+    assert {name for name, entry in entries.items() if not {"3.6.0", table.newest} <= set(entry.usages)} == set()
 
 
 def test_page_is_made_of_the_table(table: CompiledTable) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pageport.backend import AttentionParams, Capabilities, KVSpec, Memory
-from pageport.backend.batch import AttentionBatch
+from pageport.backend.batch import AttentionBatch, AttentionMirror
 from pageport.backend.device import Device
 from pageport.engine.step_buffers import NO_MIRROR
 from pageport.testing.conformance.attention_case import AttentionCase, Row
@@ -236,6 +236,23 @@ def test_decode_attention_reads_lengths_from_tensors_alone(small_tiles: Configur
     captured.seq_lens.copy_(torch.tensor([40, 3, 20]))
     decode_attention(pool, 0, query, params, captured, bounded, small_tiles)
     torch.testing.assert_close(bounded, exact, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_decodes", (2, 1, 0))
+def test_tokens_behind_the_last_request_are_padding(small_tiles: Configuration, num_decodes: int) -> None:
+    spec = KVSpec(num_layers=1, num_kv_heads=1, head_size=16, value_head_size=16, block_size=16, dtype="float32")
+    table = torch.tensor([[0], [1]], dtype=torch.int32)
+    exact = decode_batch([5, 9], table, 16)
+    mirror = AttentionMirror(
+        query_start_loc=exact.query_start_loc.numpy(), seq_lens=exact.seq_lens.numpy(), block_table=table.numpy()
+    )
+    padded = replace(exact, num_tokens=5, num_decodes=num_decodes, host=mirror)
+    query, out = torch.full((5, 2, 16), torch.nan), torch.full((5, 2, 16), torch.nan)
+    query[:2] = torch.randn(2, 2, 16)
+    device = KernelDevice(small_tiles)
+    device.attention(filled_pool(spec, 2), 0, query, AttentionParams(scale=0.3), padded, out)
+    assert out[:2].isfinite().all() and out[:2].count_nonzero() == 64
+    assert not out[2:].any()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pageport.backend.description import (
     NormDescription,
     RopeDescription,
 )
-from pageport.backend.graph import Graph
+from pageport.backend.graph import Graph, StepSize
 from pageport.backend.hook import hookimpl, hookspec, pageport_backends
 from pageport.backend.interface import INTERFACE, Backend, Deviation, Probe, Rank
 from pageport.backend.kv import AttentionParams, KVSpec, Memory
@@ -34,6 +34,7 @@ __all__ = [
     "Probe",
     "Rank",
     "RopeDescription",
+    "StepSize",
     "StoredTensor",
     "WeightSpec",
     "hookimpl",

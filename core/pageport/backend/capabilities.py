@@ -55,9 +55,12 @@ class Capabilities:
     # With the feature `graph`: for which numbers of requests should decode steps be captured, in ascending order? A
     # step is filled up to the next one with padding rows. Behind the last one, and when empty: each number for itself.
     graph_sizes: tuple[int, ...] = ()
+    # With the feature `graph`: can a graph be resized (`Graph.resize`)? One then serves all decodes, and one all steps
+    # with prompts; they read nothing of what `plan` leaves.
+    graphs_resize: bool = False
     # How many steps may be in flight before the host waits for a result?
     pipeline_depth: int = 0
     # Name of the torch.distributed backend for collectives, if any.
     collective_backend: str | None = None
-    # Optional features with their versions: "op:rms_norm": 1, "graph": 1, "swap": 1, "whole_model": 1, …
+    # Optional features with their versions: "op:rms_norm": 1, "graph": 1, "whole_model": 1, …
     features: Mapping[str, int] = field(default_factory=dict)

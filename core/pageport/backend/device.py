@@ -21,7 +21,7 @@ from pageport.backend.decoder_weights import DecoderWeights
 from pageport.backend.description import DecoderDescription
 from pageport.backend.graph import Graph
 from pageport.backend.kv import AttentionParams, KVSpec, Memory
-from pageport.backend.program import Bucket, ModelProgram
+from pageport.backend.program import Bucket, Compilation, ModelProgram
 from pageport.backend.reference import attention as reference_attention
 from pageport.backend.reference import choose as reference_choose
 from pageport.backend.reference import kv as reference_kv
@@ -119,6 +119,11 @@ class Device(ABC):
         returns ``graph``.
         """
         return graph
+
+    @property
+    def compilations(self) -> Sequence[Compilation]:
+        """What was compiled since the device was opened; nothing where it does not tell."""
+        return ()
 
     # --- weights -----------------------------------------------------------------------------------------------
 
@@ -364,6 +369,23 @@ class Device(ABC):
     ) -> Float[Tensor, "tokens features"]:
         """Return ``silu(gate) * up``, gate being the first half of the columns."""
         return reference_ops.silu_mul(gate_up, out)
+
+    def linear_silu_mul(
+        self,
+        weight: Any,
+        x: Float[Tensor, "tokens in_features"],
+        bias: Float[Tensor, "twice_features"] | None,
+        gate_up: Float[Tensor, "tokens twice_features"],
+        out: Float[Tensor, "tokens features"] | None = None,
+    ) -> Float[Tensor, "tokens features"]:
+        """Do what ``linear`` and then ``silu_mul`` do, in one pass.
+
+        The product is rounded to the dtype of ``gate_up`` before it is activated, but need not be stored: ``gate_up``
+        is room for it, and may hold anything afterwards. The inherited method calls this device's ``linear`` and
+        ``silu_mul``.
+        """
+        self.linear(weight, x, bias, gate_up)
+        return self.silu_mul(gate_up, out)
 
     def gelu_mul(
         self,

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 from pageport.backend import hook
 from pageport.backend.interface import INTERFACE, Backend, Probe
-from pageport.errors import BackendUnavailable
+from pageport.errors import BackendUnavailable, ConfigurationError
 from pageport.plugins import ask_plugin, described
 
 # Comma-separated entry-point names: only these plugins are loaded.
 RESTRICTION = "PAGEPORT_BACKENDS"
 # Extras of this distribution that are no backends.
-OTHER_EXTRAS = frozenset({"dev", "server"})
+OTHER_EXTRAS = frozenset({"dev", "interop", "otel", "server"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,10 @@ def select(discovery: Discovery, wanted: str) -> Selection:
 
     Raises:
         BackendUnavailable: nothing usable, unknown name, or the named one cannot be used; says why and what to do.
+        ConfigurationError: several names.
     """
+    if "," in wanted:
+        raise ConfigurationError(_several(wanted))
     if wanted != "auto":
         entry = next((entry for entry in discovery.entries if entry.name == wanted), None)
         if entry is None:
@@ -102,6 +105,16 @@ def select(discovery: Discovery, wanted: str) -> Selection:
         why = f"usable, but {chosen.name} comes first" if entry.is_usable else entry.reason
         report.append(f"{entry.name} ({entry.origin}): rejected, {why}")
     return Selection(chosen.backend, tuple(report))
+
+
+def installed(discovery: Discovery, wanted: str) -> type[Backend]:
+    """Return a backend by its name, whether or not it has a device here.
+
+    Raises:
+        BackendUnavailable: there is no such backend, or its plugin is broken.
+    """
+    found = next((entry.backend for entry in discovery.entries if entry.name == wanted), None)
+    return select(discovery, wanted).backend if found is None else found
 
 
 def _load(point: EntryPoint) -> list[BackendEntry]:
@@ -136,6 +149,12 @@ def _examine(blank: BackendEntry, backend: Any) -> BackendEntry:
     if not isinstance(name, str) or not name:
         return replace(blank, error=f"{backend.__qualname__} has no name: plugin bug.")
     entry = replace(blank, name=name)
+    if not any("interface" in vars(ours) for ours in backend.__mro__ if ours not in Backend.__mro__):
+        return replace(
+            entry,
+            error=f"{backend.__qualname__} does not say which interface it was written for: plugin bug. "
+            f"Add interface = {INTERFACE} to the class.",
+        )
     if not is_served(backend.interface):
         return replace(
             entry,
@@ -213,6 +232,15 @@ def _unknown(discovery: Discovery, wanted: str) -> str:
     if wanted in _backend_extras():
         return f'Backend {wanted!r} is not installed. Run: pip install "pageport[{wanted}]". Known here: {known}, auto.'
     return f"There is no backend {wanted!r}. Known here: {known}, auto. Others come as plugins with pip install."
+
+
+def _several(wanted: str) -> str:
+    first, second = (*(name.strip() for name in wanted.split(",") if name.strip()), "…", "…")[:2]
+    return (
+        f"--backend is {wanted!r}, but an engine has one model on one backend: its cache and its steps are those of "
+        f"one device. Start a server for each (--backend {first}, and --backend {second} with another --port), or open "
+        "one LLM for each in the same process."
+    )
 
 
 def _none_usable(discovery: Discovery) -> str:

@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pageport.backend.capabilities import Capabilities
-from pageport.backend.discovery import Discovery, select
+from pageport.backend.discovery import Discovery, installed, select
 from pageport.backend.kv import Memory
 from pageport.backend.weights import BLOCK_SCHEMES, PLAIN_SCHEMES
+
+if TYPE_CHECKING:
+    from pageport.backend.device import Device
 
 
 class BackendRow(NamedTuple):
@@ -44,6 +47,23 @@ class WeightRow(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Programs:
+    """How a device of static shapes runs a model: one program for each of these shapes."""
+
+    built_by: str
+    compiled_by: str
+    prompts: tuple[int, ...]  # tokens of one prompt
+    decodes: tuple[int, ...]  # requests with one token each
+    contexts: tuple[int, ...]  # tokens that block tables span; empty: one size, the served context
+
+    @property
+    def count(self) -> int:
+        """How many programs that is, where an engine's limits leave all of them."""
+        shapes = {(1, tokens) for tokens in self.prompts} | {(requests, requests) for requests in self.decodes}
+        return len(shapes) * max(1, len(self.contexts))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Explanation:
     """One opened device."""
 
@@ -53,6 +73,7 @@ class Explanation:
     capabilities: tuple[CapabilityRow, ...]
     ops: tuple[OpRow, ...]
     weights: tuple[WeightRow, ...]
+    programs: Programs | None = None  # None: ops are called one by one
 
 
 def backend_rows(discovery: Discovery) -> list[BackendRow]:
@@ -70,18 +91,32 @@ def backend_rows(discovery: Discovery) -> list[BackendRow]:
     return sorted(rows, key=lambda row: (not row.is_usable, row.name))
 
 
-def explain(discovery: Discovery, name: str, ordinal: int = 0, options: Mapping[str, str] | None = None) -> Explanation:
+def explain(
+    discovery: Discovery,
+    name: str,
+    ordinal: int = 0,
+    options: Mapping[str, str] | None = None,
+    *,
+    simulates: bool = False,
+) -> Explanation:
     """Open a device, look at it and close it.
+
+    Args:
+        simulates: look at the device as its backend simulates it on the host.
 
     Raises:
         BackendUnavailable: as ``select`` and ``Backend.open``.
+        UnsupportedFeature: the backend cannot be simulated.
         BackendError: the device's overrides and its declared features disagree.
     """
-    backend, report = select(discovery, name)
+    if simulates:
+        backend, report = installed(discovery, name), (f"{name}: simulated on the host",)
+    else:
+        backend, report = select(discovery, name)
     # Only now is torch needed.
     from pageport.backend.op_table import HOT_OPS, compile_ops
 
-    device = backend().open(ordinal, options or {})
+    device = backend().simulate(options or {}) if simulates else backend().open(ordinal, options or {})
     try:
         table = compile_ops(device)
         return Explanation(
@@ -93,6 +128,7 @@ def explain(discovery: Discovery, name: str, ordinal: int = 0, options: Mapping[
                 OpRow(op, served.source, served.where, op in HOT_OPS) for op, served in table.implementations.items()
             ),
             weights=_weight_rows(device.capabilities),
+            programs=_programs(device),
         )
     finally:
         device.close()
@@ -101,6 +137,29 @@ def explain(discovery: Discovery, name: str, ordinal: int = 0, options: Mapping[
 def _capability_rows(capabilities: Capabilities) -> tuple[CapabilityRow, ...]:
     return tuple(
         CapabilityRow(field.name, _as_text(getattr(capabilities, field.name))) for field in fields(capabilities)
+    )
+
+
+def _programs(device: "Device") -> Programs | None:
+    # Whoever has a device has torch.
+    from pageport.backend.op_table import find_implementation
+
+    capabilities = device.capabilities
+    if not capabilities.static_shapes:
+        return None
+    builder, compiler = (find_implementation(device, method) for method in ("build_model", "compile_graph"))
+    if compiler.source == "device":
+        compiled_by = compiler.where
+    elif builder.source == "device":
+        compiled_by = "the program that it builds"
+    else:
+        compiled_by = "nobody: it runs as plain torch"
+    return Programs(
+        built_by=builder.where if builder.source == "device" else f"{builder.where} (inherited)",
+        compiled_by=compiled_by,
+        prompts=capabilities.token_buckets,
+        decodes=capabilities.request_buckets,
+        contexts=capabilities.context_buckets,
     )
 
 

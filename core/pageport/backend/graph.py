@@ -1,7 +1,15 @@
 """``Graph``: work that a device recorded once and repeats without being told op by op."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
+
+
+class StepSize(NamedTuple):
+    """How many rows the tensors of a step have: one a token, a request, or a token whose hidden state is wanted."""
+
+    tokens: int
+    requests: int
+    wanted: int
 
 
 class Graph(ABC):
@@ -13,3 +21,11 @@ class Graph(ABC):
     @abstractmethod
     def replay(self) -> None:
         """Do what the captured function would do with what its buffers hold now."""
+
+    def resize(self, captured: StepSize, size: StepSize) -> None:
+        """Let replays take ``size`` in place of ``captured``, the size of the captured step.
+
+        Only asked for with ``Capabilities.graphs_resize``. Every tensor begins where it did and its rows lie as far
+        apart as they did; the captured function would have done the same, with other numbers of rows.
+        """
+        raise NotImplementedError(f"{type(self).__qualname__} cannot be resized")

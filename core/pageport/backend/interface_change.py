@@ -145,9 +145,7 @@ def _compare_fields(
     is_tuple = "NamedTuple" in _texts(node.bases)
     for field in added:
         where = f"{name}.{field}"
-        if is_tuple:
-            yield _major(where, "is new in a tuple, which who unpacks it does not expect")
-        elif new[field].value is None:
+        if new[field].value is None:
             yield _major(where, "is a new field without a default, which nobody gives: give it one")
         else:
             yield _minor(where, f"is a new field, {_text(new[field].value)} by default")

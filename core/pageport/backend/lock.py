@@ -25,7 +25,7 @@ OTHER_NAMES = {
     "pageport.backend.choice": ["Choice", "ChoiceBatch", "Rows"],
     "pageport.backend.weights": ["BLOCK_SCHEMES", "PLAIN_SCHEMES"],
     "pageport.backend.decoder_weights": ["DecoderWeights", "LayerWeights", "NormWeights", "Projection"],
-    "pageport.backend.program": ["Bucket", "ModelProgram", "ProgramOutput", "ProgramStep"],
+    "pageport.backend.program": ["Bucket", "Compilation", "ModelProgram", "ProgramOutput", "ProgramStep"],
     # What the inherited ops store: a device that replaces only attention reads it.
     "pageport.backend.reference.kv": ["ReferenceKVPool"],
     # What `Device.compile_graph` compiles.

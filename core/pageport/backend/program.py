@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from jaxtyping import Float, Int32, Int64
 from torch import Tensor
@@ -19,6 +19,15 @@ class Bucket(NamedTuple):
     requests: int
     tokens: int
     context: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compilation:
+    """What it took to make one bucket ready; ``num_ops`` is None where nobody counted the graph's."""
+
+    bucket: Bucket
+    seconds: float
+    num_ops: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +72,7 @@ class ModelProgram(ABC):
     """What ``Device.build_model`` returns; it reads and writes the pools it was built over."""
 
     # Does a step choose tokens as ``Device.sample`` does, when its ``choice`` says how?
-    samples: ClassVar[bool] = False
+    samples: bool = False
 
     @abstractmethod
     def compile(self, bucket: Bucket) -> None:

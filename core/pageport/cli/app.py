@@ -105,11 +105,16 @@ def backends(context: typer.Context) -> None:
 def explain(
     name: Annotated[str, typer.Argument(help="Backend name, or auto.")] = "auto",
     device: Annotated[int, typer.Option(help="Ordinal of the device.")] = 0,
+    backend_option: Annotated[list[str] | None, typer.Option(help="key=value for the backend; repeatable.")] = None,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Open the device as its backend simulates it on the host.")
+    ] = False,
 ) -> None:
     """Open a device and show its capabilities and what serves each op."""
+    from pageport.cli.backend_options import read_backend_options
     from pageport.cli.backends import print_explanation
 
-    print_explanation(name, device)
+    print_explanation(name, device, read_backend_options(backend_option or []), simulates=simulate)
 
 
 @app.command()
@@ -139,6 +144,20 @@ def conformance(
         simulates=simulate,
     )
     raise typer.Exit(0 if is_passed else 1)
+
+
+@app.command("compile")
+@with_settings(*ENGINE)
+def compile_command(
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Only check every program, on the device as its backend simulates it.")
+    ] = False,
+    **settings: Any,
+) -> None:
+    """Compile a model's programs for a device that need not be here."""
+    from pageport.cli.compile import compile_programs
+
+    compile_programs(settings, simulates=simulate)
 
 
 @models_app.callback()

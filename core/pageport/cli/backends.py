@@ -1,10 +1,12 @@
 """``pageport backends`` and ``pageport backends explain``."""
 
+from collections.abc import Mapping, Sequence
+
 from rich.console import Console
 from rich.table import Table
 
 from pageport.backend.discovery import discover
-from pageport.backend.explain import backend_rows
+from pageport.backend.explain import Programs, backend_rows
 from pageport.backend.explain import explain as explain_backend
 
 GIB = 1 << 30
@@ -18,13 +20,15 @@ def print_backends() -> None:
     Console().print(table)
 
 
-def print_explanation(name: str, device: int) -> None:
+def print_explanation(name: str, device: int, options: Mapping[str, str], *, simulates: bool) -> None:
     """Print what a device can do and which implementation serves each op."""
-    explanation = explain_backend(discover(), name, device)
+    explanation = explain_backend(discover(), name, device, options, simulates=simulates)
     console = Console()
     memory = explanation.memory
     console.print("\n".join(explanation.report))
     console.print(f"memory: {memory.free / GIB:.1f} GiB free of {memory.total / GIB:.1f} GiB\n")
+    if explanation.programs is not None:
+        console.print(_programs(explanation.programs))
     capabilities = _table("capability", "")
     for capability in explanation.capabilities:
         capabilities.add_row(*capability)
@@ -36,6 +40,21 @@ def print_explanation(name: str, device: int) -> None:
         weights.add_row(*weight)
     for table in (capabilities, ops, weights):
         console.print(table)
+
+
+def _programs(programs: Programs) -> Table:
+    table = _table("runs as whole programs", f"{programs.count} shapes")
+    table.add_row("built by", programs.built_by)
+    table.add_row("compiled by", programs.compiled_by)
+    table.add_row("one prompt's next", f"{_listed(programs.prompts)} tokens")
+    table.add_row("decodes", f"of {_listed(programs.decodes)} requests")
+    contexts = f"of {_listed(programs.contexts)} tokens" if programs.contexts else "as long as the longest served"
+    table.add_row("contexts", contexts)
+    return table
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def _table(*headers: str) -> Table:

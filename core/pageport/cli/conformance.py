@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from pageport.backend.discovery import discover, select
-from pageport.backend.interface import Backend
-from pageport.engine.environment import prepare_environment
+from pageport.backend.discovery import discover, installed, select
+from pageport.cli.backend_options import read_backend_options
+from pageport.engine.environment import set_environment
 from pageport.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ def conformance(
     Args:
         simulates: judge the device as it is simulated on the host, where none is needed.
     """
-    options = _options(backend_options)
-    backend = _installed(name) if simulates else select(discover(), name).backend
-    prepare_environment(name)
+    options = read_backend_options(backend_options)
+    backend = installed(discover(), name) if simulates else select(discover(), name).backend
+    set_environment(backend)
     # Only now, with the environment prepared, is torch imported.
     from pageport.testing.conformance import Context, run_suite
     from pageport.testing.conformance.card import ScoreCard
@@ -49,6 +49,8 @@ def conformance(
     console.print(f"conformance of {backend.name}, {which}, seed {seed}", highlight=False)
     context = Context(backend, ordinal=device, options=options, seed=seed, is_simulated=simulates)
     try:
+        if simulates:  # a backend that cannot be simulated says so once, and not in every check
+            context.open_device().close()
         with _progress() as report:
             outcomes = run_suite(context, chosen_levels, only=check, on_outcome=report)
     finally:
@@ -60,13 +62,6 @@ def conformance(
     if json_file is not None:
         _write(json_file, card.as_json())
     return card.is_passed
-
-
-def _installed(name: str) -> type[Backend]:
-    """Return a backend that need not have a device here."""
-    discovery = discover()
-    found = next((entry.backend for entry in discovery.entries if entry.name == name), None)
-    return select(discovery, name).backend if found is None else found
 
 
 @contextmanager
@@ -102,10 +97,3 @@ def _levels(numbers: Sequence[int]) -> "list[Level]":
         known = ", ".join(f"{int(level)} {level.title}" for level in Level)
         raise ConfigurationError(f"There is no level {unknown[0]}. Levels: {known}.")
     return [level for level in Level if level in numbers] or list(Level)
-
-
-def _options(pairs: Sequence[str]) -> dict[str, str]:
-    wrong = [pair for pair in pairs if not pair.partition("=")[1]]
-    if wrong:
-        raise ConfigurationError(f"--backend-option {wrong[0]!r} is no key=value pair.")
-    return {key: value for key, _, value in (pair.partition("=") for pair in pairs)}

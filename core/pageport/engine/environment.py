@@ -3,6 +3,7 @@
 import os
 
 from pageport.backend.discovery import discover, select
+from pageport.backend.interface import Backend
 
 
 def prepare_environment(backend: str) -> None:
@@ -13,5 +14,10 @@ def prepare_environment(backend: str) -> None:
     Raises:
         BackendUnavailable: as ``select``.
     """
-    for name, value in select(discover(), backend).backend.environment.items():
+    set_environment(select(discover(), backend).backend)
+
+
+def set_environment(backend: type[Backend]) -> None:
+    """Set what a backend asks for, unless the user has set it."""
+    for name, value in backend.environment.items():
         os.environ.setdefault(name, value)

@@ -4,14 +4,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from pageport.backend.device import Device
 from pageport.backend.kv import KVSpec
 from pageport.engine.forward import Computed, Forward
-from pageport.engine.step_buffers import DecodeStep, Step, StepBuffers
+from pageport.engine.resizable_graph import ResizableGraph
+from pageport.engine.step_buffers import DecodeStep, StepBuffers
 from pageport.engine.step_graphs import StepGraphs
+from pageport.engine.wanted_tokens import WantedTokens
 from pageport.models.decoder import Decoder
 from pageport.sampling.batch import SamplingBatch
 from pageport.scheduling.batch import Batch
@@ -45,16 +49,18 @@ class OpForward(Forward):
         self._pools = pools
         self._buffers = buffers
         self._mixes = device.capabilities.mixed_batches
-        self._graphs: StepGraphs | None = None
-        if replays_graphs:
-            decoder.reserve_logits(max_logit_rows)  # prompts are scored in the same buffer, which must not grow then
-            self._graphs = StepGraphs(
-                device,
-                buffers.decode_step,
-                self._decode,
-                sizes=device.capabilities.graph_sizes,
-                max_rows=max_decodes,
-            )
+        self._graphs: StepGraphs | ResizableGraph | None = None
+        self._prompt_graph: ResizableGraph | None = None
+        if not replays_graphs:
+            return
+        decoder.reserve_logits(max_logit_rows)  # prompts are scored in the same buffer, which must not grow then
+        if device.capabilities.graphs_resize:
+            self._graphs = ResizableGraph(device, self._compute)
+            self._prompt_graph = ResizableGraph(device, self._compute)
+            return
+        self._graphs = StepGraphs(
+            device, buffers.decode_step, self._compute, sizes=device.capabilities.graph_sizes, max_rows=max_decodes
+        )
 
     def run(self, batch: Batch, history: Tensor, sampling: SamplingBatch | None) -> Computed:
         self._buffers.update_tables(batch.block_updates)
@@ -67,7 +73,7 @@ class OpForward(Forward):
         return _InTwo(logits, self._run(_part(batch, slice(num_decodes, None)), history))
 
     def close(self) -> None:
-        self._graphs = None
+        self._graphs = self._prompt_graph = None
 
     def _run(self, batch: Batch, history: Tensor) -> Computed:
         num_requests = len(batch.rows)
@@ -78,12 +84,16 @@ class OpForward(Forward):
             attention.plan = self._device.plan(spec, attention)
         if is_decoding:
             decodes = DecodeStep(step.inputs, step.batches)
-            return _Decoded(self._decode(decodes) if self._graphs is None else self._graphs.run(decodes), num_requests)
-        return _Hidden(self._decoder, step, self._decoder.hidden(step.inputs, self._pools, step.batches))
+            return _Decoded(self._compute(decodes) if self._graphs is None else self._graphs.run(decodes), num_requests)
+        wanted = WantedTokens(batch, step.query_start_loc)
+        rows = None if wanted.tokens is None else self._buffers.wanted(wanted.tokens)
+        if self._prompt_graph and rows is not None and wanted.are_sampled:
+            return _Sampled(self._prompt_graph.run(DecodeStep(step.inputs, step.batches), rows), wanted)
+        return _Hidden(self._decoder, wanted, self._decoder.hidden(step.inputs, self._pools, step.batches, rows))
 
-    def _decode(self, step: DecodeStep) -> Tensor:
-        """Return the logits of every request."""
-        return self._decoder.logits(self._decoder.hidden(step.inputs, self._pools, step.batches))
+    def _compute(self, step: DecodeStep, wanted: Tensor | None = None) -> Tensor:
+        """Return the logits of these tokens; default: of all."""
+        return self._decoder.logits(self._decoder.hidden(step.inputs, self._pools, step.batches, wanted))
 
 
 class _Decoded(Computed):
@@ -93,9 +103,7 @@ class _Decoded(Computed):
         self._logits = logits[:num_requests]
 
     def last_logits(self, entries: Sequence[int]) -> Tensor:
-        if list(entries) == list(range(len(self._logits))):
-            return self._logits
-        return self._logits[torch.tensor(list(entries)).to(self._logits.device, non_blocking=True)]
+        return _pick(self._logits, np.asarray(entries, np.int64))
 
     def logits(self, entry: int, start: int, stop: int) -> Tensor:
         return self._logits[entry : entry + 1][start:stop]
@@ -104,27 +112,42 @@ class _Decoded(Computed):
         raise AssertionError("the hidden states of a decode are wanted by nobody")
 
 
-class _Hidden(Computed):
-    """Hidden states of a step with prompts."""
+class _Sampled(Computed):
+    """Logits of a step with prompts of which nobody asks for more."""
 
-    def __init__(self, decoder: Decoder, step: Step, hidden: Tensor) -> None:
+    def __init__(self, logits: Tensor, wanted: WantedTokens) -> None:
+        self._logits = logits
+        self._wanted = wanted
+
+    def last_logits(self, entries: Sequence[int]) -> Tensor:
+        return _pick(self._logits, self._wanted.last_rows(entries))
+
+    def logits(self, entry: int, start: int, stop: int) -> Tensor:
+        return self._logits[self._wanted.rows(entry, start, stop)]
+
+    def hidden(self, entry: int, start: int, stop: int) -> Tensor:
+        raise AssertionError("the hidden states of what is sampled are wanted by nobody")
+
+
+class _Hidden(Computed):
+    """Hidden states of a step with prompts: those of the tokens that somebody reads."""
+
+    def __init__(self, decoder: Decoder, wanted: WantedTokens, hidden: Tensor) -> None:
         self._decoder = decoder
-        self._starts = step.query_start_loc
+        self._wanted = wanted
         self._hidden = hidden
 
     def last_logits(self, entries: Sequence[int]) -> Tensor:
-        last_tokens = self._starts[1:][list(entries)].astype("int64") - 1
-        rows = torch.from_numpy(last_tokens).to(self._hidden.device, non_blocking=True)
-        return self._decoder.logits(self._hidden, rows)
+        rows = self._wanted.last_rows(entries)
+        if np.array_equal(rows, np.arange(len(self._hidden))):
+            return self._decoder.logits(self._hidden)
+        return self._decoder.logits(self._hidden, torch.from_numpy(rows).to(self._hidden.device, non_blocking=True))
 
     def logits(self, entry: int, start: int, stop: int) -> Tensor:
-        first = int(self._starts[entry])
-        rows = torch.arange(first + start, first + stop, device=self._hidden.device)
-        return self._decoder.logits(self._hidden, rows)
+        return self._decoder.logits(self.hidden(entry, start, stop))
 
     def hidden(self, entry: int, start: int, stop: int) -> Tensor:
-        first = int(self._starts[entry])
-        return self._hidden[first + start : first + stop]
+        return self._hidden[self._wanted.rows(entry, start, stop)]
 
 
 class _InTwo(Computed):
@@ -154,13 +177,27 @@ class _InTwo(Computed):
         return self._prompts.hidden(entry - len(self._decode_logits), start, stop)
 
 
+def _pick(logits: Tensor, rows: npt.NDArray[np.int64]) -> Tensor:
+    if np.array_equal(rows, np.arange(len(logits))):
+        return logits
+    return logits[torch.from_numpy(rows).to(logits.device, non_blocking=True)]
+
+
 def _part(batch: Batch, entries: slice) -> Batch:
     """Return some entries as a batch of their own: all decodes or none."""
     rows = batch.rows[entries]
+    first = entries.start or 0
+
+    def of_part(chosen: Sequence[int]) -> list[int]:
+        return [entry - first for entry in chosen if first <= entry < first + len(rows)]
+
     return replace(
         batch,
         rows=rows,
         starts=batch.starts[entries],
         counts=batch.counts[entries],
         num_decodes=len(rows) if entries.start is None else 0,
+        sample_sources=of_part(batch.sample_sources),
+        prompt_logprob_entries=of_part(batch.prompt_logprob_entries),
+        pooled_entries=of_part(batch.pooled_entries),
     )

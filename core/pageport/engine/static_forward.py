@@ -230,6 +230,8 @@ class _Programs(Computed):
         return self._of_tokens(entry, start, stop, lambda output: output.hidden())
 
     def _of_tokens(self, entry: int, start: int, stop: int, read: Callable[[ProgramOutput], Tensor]) -> Tensor:
+        if start >= stop:
+            return read(self._places[entry][0].output).cpu()[:0]
         parts, begin = [], 0
         for place in self._places[entry]:
             first, last = max(start - begin, 0), min(stop - begin, place.count)

@@ -96,6 +96,7 @@ class StepBuffers:
         self._positions = staged((max_tokens,), torch.int64)
         self._query_start_loc = staged((max_num_seqs + 1,), torch.int32)
         self._seq_lens = staged((max_num_seqs,), torch.int32)
+        self._wanted = staged((max_tokens,), torch.int64)
         self._slots = [staged((max_tokens,), torch.int64) for _ in groups]
         self._step_tables = [staged(table.shape, torch.int32) for table in self._tables]
         self._arange = np.arange(max_tokens, dtype=np.int64)
@@ -119,6 +120,11 @@ class StepBuffers:
         ]
         inputs = ModelInputs(token_ids=self._token_ids[:num_requests], positions=self._positions.tensor[:num_requests])
         return DecodeStep(inputs, batches)
+
+    def wanted(self, tokens: npt.NDArray[np.int64]) -> Tensor:
+        """Put tokens of the step where every step has those whose hidden states are wanted."""
+        self._wanted.next()[: len(tokens)] = tokens
+        return self._wanted.upload(len(tokens))
 
     def build(self, batch: Batch, history: Tensor, num_padding: int = 0) -> Step:
         """Lay out ``batch``; token ids are taken from ``history`` [rows, positions] on the device.

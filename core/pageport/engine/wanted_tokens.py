@@ -26,6 +26,8 @@ class WantedTokens:
         is_wanted[self._last_tokens(batch.sample_sources)] = True
         for entry in (*batch.prompt_logprob_entries, *batch.pooled_entries):
             is_wanted[entry_starts[entry] : entry_starts[entry + 1]] = True
+        self.are_sampled = not batch.prompt_logprob_entries and not batch.pooled_entries
+        """Is each the last token of its entry, to be sampled from?"""
         self._rows = np.cumsum(is_wanted) - 1
         self.tokens: npt.NDArray[np.int64] | None = None if is_wanted.all() else np.flatnonzero(is_wanted)
         """Ascending; None where all are wanted."""

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from pageport.backend.batch import AttentionBatch
-from pageport.backend.decoder_weights import LayerWeights, NormWeights
+from pageport.backend.decoder_weights import LayerWeights, NormWeights, Projection
 from pageport.backend.kv import AttentionParams
 from pageport.backend.op_table import OpTable
 from pageport.errors import UnsupportedModel
@@ -87,9 +87,9 @@ class LayerBuffers(TailBuffers):
         heads, kv_heads, head_size = shape.num_heads, shape.num_kv_heads, shape.head_size
         query_size, kv_size = heads * head_size, kv_heads * head_size
         self.qkv = workspace.view("wide", num_tokens, query_size + 2 * kv_size)
-        self.query = self.qkv[:, :query_size].view(num_tokens, heads, head_size)
-        self.key = self.qkv[:, query_size : query_size + kv_size].view(num_tokens, kv_heads, head_size)
-        self.value = self.qkv[:, query_size + kv_size :].view(num_tokens, kv_heads, head_size)
+        self.query = _heads(self.qkv, 0, heads, head_size)
+        self.key = _heads(self.qkv, query_size, kv_heads, head_size)
+        self.value = _heads(self.qkv, query_size + kv_size, kv_heads, head_size)
         if shape.has_qk_norm:
             self.normed_query = workspace.view("normed_query", num_tokens, heads, head_size)
             self.normed_key = workspace.view("normed_key", num_tokens, kv_heads, head_size)
@@ -136,7 +136,7 @@ class DecoderLayer:
     ) -> None:
         attention = spec.attention
         self._qkv, self._output = weights.qkv, weights.output
-        self._up, self._down = weights.up, weights.down
+        self._down = weights.down
         self._q_norm = _optional_norm(attention.q_norm, weights.q_norm, ops)
         self._k_norm = _optional_norm(attention.k_norm, weights.k_norm, ops)
         self._attention_output_norm = _optional_norm(spec.attention_output_norm, weights.attention_output_norm, ops)
@@ -149,7 +149,7 @@ class DecoderLayer:
         self._params = attention_params(attention)
         self._linear, self._write_kv, self._attention = ops.linear, ops.write_kv, ops.attention
         self._rope_write_kv, self._add = ops.rope_write_kv, ops.add
-        self._activate = _activation(spec.mlp, ops)
+        self._expand = _expansion(spec.mlp, weights.up, ops)
 
     def __call__(
         self, buffers: LayerBuffers, positions: Tensor, pools: Sequence[Any], batches: Sequence[AttentionBatch]
@@ -200,8 +200,7 @@ class DecoderLayer:
         self._next_norm.join(self._feed_forward(buffers), buffers.residual, buffers.normed)
 
     def _feed_forward(self, buffers: TailBuffers) -> Tensor:
-        self._linear(self._up.weight, buffers.normed, self._up.bias, buffers.up)
-        self._activate(buffers.up, buffers.activated)
+        self._expand(buffers.normed, buffers.up, buffers.activated)
         self._linear(self._down.weight, buffers.activated, self._down.bias, buffers.delta)
         return _normed(self._mlp_output_norm, buffers)
 
@@ -209,6 +208,11 @@ class DecoderLayer:
 def attention_params(spec: AttentionSpec) -> AttentionParams:
     """Return what the device is told of a layer's attention."""
     return AttentionParams(scale=spec.scale, sliding_window=spec.sliding_window, softcap=spec.softcap)
+
+
+def _heads(rows: Tensor, first: int, heads: int, head_size: int) -> Tensor:
+    """View columns from ``first`` on as heads, tokens as far apart as the rows are, also where there is one alone."""
+    return rows.as_strided((len(rows), heads, head_size), (rows.stride(0), head_size, 1), rows.storage_offset() + first)
 
 
 def _normed(norm: Norm | None, buffers: TailBuffers) -> Tensor:
@@ -223,14 +227,14 @@ def _optional_norm(spec: NormSpec | None, weights: NormWeights | None, ops: OpTa
     return None if spec is None or weights is None else make_norm(spec, weights, ops)
 
 
-def _activation(mlp: MLPSpec, ops: OpTable) -> Callable[[Tensor, Tensor], object]:
-    is_tanh = mlp.activation == "gelu_tanh"
+def _expansion(mlp: MLPSpec, up: Projection, ops: OpTable) -> Callable[[Tensor, Tensor, Tensor], object]:
+    """Return what projects its first argument up and writes the activated product to the last; the second is room."""
+    weight, bias = up.weight, up.bias
     if mlp.gated and mlp.activation == "silu":
-        return ops.silu_mul
-    if mlp.gated:
-        gelu_mul = ops.gelu_mul
-        return lambda up, out: gelu_mul(up, is_tanh, out)
+        linear_silu_mul = ops.linear_silu_mul
+        return lambda x, room, out: linear_silu_mul(weight, x, bias, room, out)
+    linear, is_tanh = ops.linear, mlp.activation == "gelu_tanh"
     if mlp.activation == "silu":
         raise UnsupportedModel("The model has an MLP of silu without a gate; no op computes that yet.")
-    gelu = ops.gelu
-    return lambda up, out: gelu(up, is_tanh, out)
+    activate = ops.gelu_mul if mlp.gated else ops.gelu
+    return lambda x, room, out: activate(linear(weight, x, bias, room), is_tanh, out)

@@ -1,21 +1,25 @@
 """Does a ``ProgramStep`` keep to its bucket, and to what ``ProgramStep`` says of what fills it up?"""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from pageport.backend.capabilities import Capabilities
 from pageport.backend.program import Bucket, ProgramStep
 from pageport.backend.reference.static_choose import ChoiceTensors
 from pageport.errors import BackendError
 
+_INT32_MAX = 2**31 - 1
+
 
 class GroupSize(NamedTuple):
-    """One cache group's pool."""
+    """One cache group's pool; how many blocks it has may be unknown."""
 
     block_size: int
-    num_blocks: int
+    num_blocks: int = _INT32_MAX
 
 
 def check_step(step: ProgramStep, groups: Sequence[GroupSize]) -> None:
@@ -50,6 +54,20 @@ def check_bucket(bucket: Bucket, groups: Sequence[GroupSize]) -> None:
     for group in groups:
         if bucket.context % group.block_size:
             raise BackendError(f"The context of {bucket} is not made of whole blocks of {group.block_size} tokens.")
+
+
+def check_declared(bucket: Bucket, capabilities: Capabilities, groups: Sequence[GroupSize]) -> None:
+    """Refuse a shape that the device did not declare; core rounds contexts up to whole blocks.
+
+    Raises:
+        BackendError: names it.
+    """
+    whole = math.lcm(*(group.block_size for group in groups))
+    contexts = {-(-context // whole) * whole for context in capabilities.context_buckets}
+    is_prompt = bucket.requests == 1 and bucket.tokens in capabilities.token_buckets
+    is_decode = bucket.requests == bucket.tokens and bucket.requests in capabilities.request_buckets
+    if not (is_prompt or is_decode) or (contexts and bucket.context not in contexts):
+        raise BackendError(f"{bucket} is none of the shapes that the device declares.")
 
 
 def _tensors(

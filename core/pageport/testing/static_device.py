@@ -1,10 +1,10 @@
 """``StaticDevice``: the plain-torch reference as a device that compiles whole models, a shape at a time.
 
-It runs on the host and takes no time to compile; what it is for is what it refuses (``CheckedProgram``). Its ops
-``attention`` and ``sample`` are those of its programs, so that the conformance suite judges these.
+It runs on the host and takes no time to compile; what it is for is what it refuses (``CheckedProgram`` and
+``StepWatch``). Its ops ``attention`` and ``sample`` are those of its programs, so that the conformance suite judges
+these.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,18 +19,19 @@ from pageport.backend.choice import Choice, ChoiceBatch
 from pageport.backend.decoder_weights import DecoderWeights
 from pageport.backend.description import DecoderDescription
 from pageport.backend.kv import AttentionParams, KVSpec, Memory
-from pageport.backend.program import Bucket, ModelProgram
+from pageport.backend.program import Bucket, Compilation, ModelProgram
 from pageport.backend.reference.kv import ReferenceKVPool
 from pageport.backend.reference.static_attention import static_attention
 from pageport.backend.reference.static_choose import ChoiceTensors, choose_statically
-from pageport.errors import BackendError, UnsupportedFeature
+from pageport.errors import UnsupportedFeature
+from pageport.testing.checked_program import ProgramRecord, check_program
 from pageport.testing.reference_device import TOTAL_BYTES, ReferenceDevice
 from pageport.testing.static_contract import GroupSize
-from pageport.testing.static_program import CheckedProgram, ProgramRecord
+from pageport.testing.watched_program import WatchedProgram
 
 
 class StaticDevice(ReferenceDevice):
-    """Counts compilations and steps; fresh blocks, and the one for padding, hold NaN."""
+    """Notes compilations and steps; fresh blocks, and the one for padding, hold NaN."""
 
     def __init__(
         self,
@@ -46,8 +47,11 @@ class StaticDevice(ReferenceDevice):
 
     @property
     def capabilities(self) -> Capabilities:
+        plain = super().capabilities
         return replace(
-            super().capabilities,
+            plain,
+            compute_dtypes=("float32", "bfloat16"),
+            kv_dtypes=("bfloat16", *plain.kv_dtypes),
             mixed_batches=False,
             static_shapes=True,
             token_buckets=self._token_buckets,
@@ -57,8 +61,8 @@ class StaticDevice(ReferenceDevice):
         )
 
     @property
-    def num_compilations(self) -> int:
-        return sum(len(record.compiled) for record in self.records)
+    def compilations(self) -> Sequence[Compilation]:
+        return [compilation for record in self.records for compilation in record.compilations]
 
     def memory(self) -> Memory:
         """Tell what pools take of a fixed size."""
@@ -94,7 +98,7 @@ class StaticDevice(ReferenceDevice):
         out.zero_()
         starts, lengths = batch.query_start_loc[:-1].long(), batch.seq_lens.long()
         counts = batch.query_start_loc.diff()
-        for count in counts.unique().tolist():
+        for count in sorted(set(counts.tolist())):
             requests = ((counts == count) & (lengths > 0)).nonzero().squeeze(1)
             steps = torch.arange(count)
             tokens = (starts[requests, None] + steps).flatten()
@@ -113,22 +117,10 @@ class StaticDevice(ReferenceDevice):
         pools: Sequence[Any],
         buckets: Sequence[Bucket],
     ) -> ModelProgram:
-        whole_blocks = math.lcm(*(spec.block_size for spec in description.cache_groups))
-        for bucket in buckets:
-            self._check_declared(bucket, whole_blocks)
-        program = super().build_model(description, weights, pools, buckets)
-        checked = CheckedProgram(program, buckets, [_size_of(pool) for pool in pools])
+        program = WatchedProgram(super().build_model(description, weights, pools, buckets))
+        checked = check_program(program, buckets, [_size_of(pool) for pool in pools], self.capabilities)
         self.records.append(checked.record)
         return checked
-
-    def _check_declared(self, bucket: Bucket, whole_blocks: int) -> None:
-        is_prompt = bucket.requests == 1 and bucket.tokens in self._token_buckets
-        is_decode = bucket.requests == bucket.tokens and bucket.requests in self._request_buckets
-        # Core rounds contexts up to whole blocks.
-        contexts = {-(-context // whole_blocks) * whole_blocks for context in self._context_buckets}
-        has_context = not contexts or bucket.context in contexts
-        if not (has_context and (is_prompt or is_decode)):
-            raise BackendError(f"{bucket} is none of the shapes that the device declares.")
 
 
 def _size_of(pool: ReferenceKVPool) -> GroupSize:

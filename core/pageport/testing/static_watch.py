@@ -1,7 +1,7 @@
 """``StepWatch``: refuses, while a step runs, whatever a graph compiled ahead of time could not do."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -37,8 +37,10 @@ class StepWatch:
     def step(self) -> Iterator[None]:
         """Watch what runs inside."""
         calls: list[Call] = []
+        # Costs more than all else; later steps run the same code, or differ from the first.
+        reads = _NoHostReads(self._bucket) if self._graph is None else nullcontext()
         # Always in inference mode, where ops of several parts come whole.
-        with torch.inference_mode(), _NoHostReads(self._bucket), _StaticOps(self._bucket, calls):
+        with torch.inference_mode(), reads, _StaticOps(self._bucket, calls):
             yield
         if self._graph is None:
             self._graph = tuple(calls)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 def shared_array(tensor: Tensor, device: jax.Device) -> Array:
     """Return a tensor that nobody writes to as an array; on the host they share memory."""
-    return jax.device_put(jax.dlpack.from_dlpack(tensor.detach().contiguous()), device)
+    array: Array = jax.device_put(jax.dlpack.from_dlpack(tensor.detach().contiguous()), device)
+    return array
 
 
 def copied_array(tensor: Tensor, device: jax.Device, rows: int | None = None, fill: int = 0) -> Array:
@@ -17,11 +18,12 @@ def copied_array(tensor: Tensor, device: jax.Device, rows: int | None = None, fi
     values = tensor.detach()
     padding = 0 if rows is None else rows - len(values)
     padded = torch.cat((values, values.new_full((padding, *values.shape[1:]), fill)))
-    if padded.dtype == torch.bfloat16:
-        # numpy has no such dtype: its bits travel, JAX names them.
-        return jax.device_put(padded.view(torch.uint16).numpy().view(jax.numpy.bfloat16), device)
-    array = padded.numpy()
-    return jax.device_put(array.astype(np.int32) if array.dtype == np.int64 else array, device)
+    # numpy has no bfloat16: its bits travel, and JAX names them.
+    is_bfloat16 = padded.dtype == torch.bfloat16
+    numbers = padded.view(torch.uint16).numpy().view(jax.numpy.bfloat16) if is_bfloat16 else padded.numpy()
+    narrow = numbers.astype(np.int32) if numbers.dtype == np.int64 else numbers
+    array: Array = jax.device_put(narrow, device)
+    return array
 
 
 def as_tensor(array: Array) -> Tensor:

@@ -1,7 +1,7 @@
 """Paged attention as one Pallas kernel, for decodes and prompt chunks alike.
 
-Each program instance takes a tile of one request's queries through the blocks of its table, one block of all KV heads
-at a time, with an online softmax (arXiv:1805.02867). Block ids are prefetched scalars: the pipeline fetches the next
+Each program instance takes a tile of one request's queries through the blocks of its table, one block at a time, with
+an online softmax (arXiv:1805.02867). Block ids are prefetched scalars: the pipeline fetches the next
 block while the present one is computed. Blocks that a tile does not see are neither fetched nor read.
 """
 
@@ -15,9 +15,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 # Finite, so that a query that sees nothing yields no NaN.
-MASKED = float(jnp.finfo(jnp.float32).min)
-# Queries a tile: with the heads that share a KV head they become rows of one matrix product.
-TILE_QUERIES = 32
+MASKED = -3e38
+# Rows of queries, scores and sums that a tile holds for all heads together, within the memory of a core.
+TILE_ROWS = 2048
+# More would compute much above the diagonal.
+MOST_TILE_QUERIES = 128
 
 
 class Formula(NamedTuple):
@@ -41,17 +43,19 @@ class Sequences(NamedTuple):
 
 def paged_attention(
     query: Array,  # [requests, queries, heads, head_size]
-    keys: Array,  # [blocks, kv_heads, block_size, head_size]
-    values: Array,  # [blocks, kv_heads, block_size, value_head_size]
+    keys: Array,  # [blocks, block_size, kv_heads * head_size]
+    values: Array,  # [blocks, block_size, kv_heads * value_head_size]
     sequences: Sequences,
     formula: Formula,
     interpret: bool,
 ) -> Array:
     """Return [requests, queries, heads, value_head_size] in the query's dtype; a query sees no later position."""
     num_requests, num_queries, heads, head_size = query.shape
-    _, kv_heads, block_size, value_size = values.shape
+    block_size = keys.shape[1]
+    kv_heads = keys.shape[2] // head_size
+    value_size = values.shape[2] // kv_heads
     group = heads // kv_heads
-    tile_queries = TILE_QUERIES if num_queries % TILE_QUERIES == 0 else num_queries
+    tile_queries = _tile_queries(num_queries, heads)
     rows = tile_queries * group
     # One matrix a KV head, whose rows are queries, and within a query the heads that share the KV head.
     grouped = query.reshape(num_requests, num_queries, kv_heads, group, head_size).transpose(0, 2, 1, 3, 4)
@@ -64,7 +68,7 @@ def paged_attention(
         span = _visible(starts[request], lengths[request], tile, tile_queries, block_size, formula.sliding_window)
         # A block outside the span names one inside: the pipeline does not fetch what it has already.
         column = jnp.clip(block, span.first, jnp.maximum(span.first, span.end - 1))
-        return jnp.maximum(tables[request, jnp.minimum(column, tables.shape[1] - 1)], 0), 0, 0, 0
+        return jnp.maximum(tables[request, jnp.minimum(column, tables.shape[1] - 1)], 0), 0, 0
 
     longest = jnp.maximum(1, lax.div(jnp.max(sequences.lengths) + block_size - 1, block_size))
     grid = pltpu.PrefetchScalarGridSpec(
@@ -72,8 +76,8 @@ def paged_attention(
         grid=(num_requests, num_queries // tile_queries, longest),
         in_specs=[
             pl.BlockSpec((1, kv_heads, rows, head_size), of_tile),
-            pl.BlockSpec((1, kv_heads, block_size, head_size), of_block),
-            pl.BlockSpec((1, kv_heads, block_size, value_size), of_block),
+            pl.BlockSpec((1, *keys.shape[1:]), of_block),
+            pl.BlockSpec((1, *values.shape[1:]), of_block),
         ],
         out_specs=pl.BlockSpec((1, kv_heads, rows, value_size), of_tile),
         scratch_shapes=[
@@ -86,11 +90,20 @@ def paged_attention(
         partial(_kernel, formula=formula, group=group, tile_queries=tile_queries, block_size=block_size),
         grid_spec=grid,
         out_shape=jax.ShapeDtypeStruct((*grouped.shape[:3], value_size), query.dtype),
+        # Chips with two cores share requests and tiles out.
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
         interpret=interpret,
         name="paged_attention",
     )(sequences.starts, sequences.lengths, sequences.block_tables, grouped, keys, values)
     attended = attended.reshape(num_requests, kv_heads, num_queries, group, value_size).transpose(0, 2, 1, 3, 4)
-    return attended.reshape(num_requests, num_queries, heads, value_size)
+    result: Array = attended.reshape(num_requests, num_queries, heads, value_size)
+    return result
+
+
+def _tile_queries(num_queries: int, heads: int) -> int:
+    """Return how many queries a tile has: a power of two, or all where that does not divide them."""
+    size = min(MOST_TILE_QUERIES, 1 << (TILE_ROWS // heads).bit_length() - 1)
+    return size if num_queries % size == 0 else num_queries
 
 
 class _Span(NamedTuple):
@@ -136,44 +149,43 @@ def _kernel(
 
     @pl.when((block >= span.first) & (block < span.end))
     def _extend() -> None:
-        rows = query.shape[2]
-        scores = lax.dot_general(
-            query[0].astype(jnp.float32),
-            keys[0].astype(jnp.float32),
-            (((2,), (2,)), ((0,), (0,))),
-            precision=exact,
-            preferred_element_type=jnp.float32,
-        )
-        scores = scores * formula.scale
-        if formula.softcap is not None:
-            scores = formula.softcap * jnp.tanh(scores / formula.softcap)
-        key_position = block * block_size + lax.broadcasted_iota(jnp.int32, (1, rows, block_size), 2)
-        query_row = lax.broadcasted_iota(jnp.int32, (1, rows, block_size), 1)
+        shape = query.shape[2], block_size
+        key_position = block * block_size + lax.broadcasted_iota(jnp.int32, shape, 1)
+        query_row = lax.broadcasted_iota(jnp.int32, shape, 0)
         query_position = start + tile * tile_queries + lax.div(query_row, group)
         is_visible = (key_position <= query_position) & (key_position < length)
+        # Slots that no query of the tile sees may hold anything, and 0 * NaN would be NaN.
+        slot = block * block_size + lax.broadcasted_iota(jnp.int32, (block_size, 1), 0)
+        is_used = slot < jnp.minimum(length, start + (tile + 1) * tile_queries)
         if formula.sliding_window is not None:
             is_visible &= key_position > query_position - formula.sliding_window
-        scores = jnp.where(is_visible, scores, MASKED)
-        # Slots that no query of the tile sees may hold anything, and 0 * NaN would be NaN.
-        slot_position = block * block_size + lax.broadcasted_iota(jnp.int32, (1, block_size, 1), 1)
-        is_used = slot_position < jnp.minimum(length, start + (tile + 1) * tile_queries)
-        if formula.sliding_window is not None:
-            is_used &= slot_position > start + tile * tile_queries - formula.sliding_window
-        used = jnp.where(is_used, values[0].astype(jnp.float32), 0.0)
-        peak = jnp.maximum(peaks[...], jnp.max(scores, axis=-1, keepdims=True))
-        weights = jnp.where(is_visible, jnp.exp(scores - peak), 0.0)
-        decay = jnp.exp(peaks[...] - peak)
-        totals[...] = totals[...] * decay + jnp.sum(weights, axis=-1, keepdims=True)
-        weighted[...] = weighted[...] * decay + lax.dot_general(
-            weights,
-            used,
-            (((2,), (1,)), ((0,), (0,))),
-            precision=exact,
-            preferred_element_type=jnp.float32,
-        )
-        peaks[...] = peak
+            is_used &= slot > start + tile * tile_queries - formula.sliding_window
+        for head in range(query.shape[1]):
+            scores = formula.scale * _product(query[0, head], _columns(keys, head, query.shape[3]), 1, exact)
+            if formula.softcap is not None:
+                scores = formula.softcap * jnp.tanh(scores / formula.softcap)
+            scores = jnp.where(is_visible, scores, MASKED)
+            used = jnp.where(is_used, _columns(values, head, out.shape[3]), 0.0)
+            peak = jnp.maximum(peaks[head], jnp.max(scores, axis=-1, keepdims=True))
+            weights = jnp.where(is_visible, jnp.exp(scores - peak), 0.0)
+            decay = jnp.exp(peaks[head] - peak)
+            totals[head] = totals[head] * decay + jnp.sum(weights, axis=-1, keepdims=True)
+            weighted[head] = weighted[head] * decay + _product(weights, used, 0, exact)
+            peaks[head] = peak
 
     @pl.when(block == pl.num_programs(2) - 1)
     def _end() -> None:
         total = totals[...]
         out[0] = (weighted[...] / jnp.where(total > 0, total, 1.0)).astype(out.dtype)
+
+
+def _columns(block: Any, head: int, size: int) -> Any:
+    """Return one KV head's part of a block's keys or values, in float32."""
+    return block[0, :, head * size : (head + 1) * size].astype(jnp.float32)
+
+
+def _product(left: Array, right: Array, axis: int, precision: lax.Precision) -> Array:
+    """Sum products along the last axis of ``left`` and ``axis`` of ``right``."""
+    dimensions = (((1,), (axis,)), ((), ()))
+    left = left.astype(jnp.float32)
+    return lax.dot_general(left, right, dimensions, precision=precision, preferred_element_type=jnp.float32)

@@ -28,9 +28,7 @@ def find_chips(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) 
     libtpu = _version("libtpu")
     if jax is None or libtpu is None:
         missing = "jax" if jax is None else "libtpu"
-        return Probe(
-            count=0, reason=f'TPU found, but {missing} is not installed. Run: pip install "pageport-tpu[tpu]"'
-        )
+        return Probe(count=0, reason=f'TPU found, but {missing} is not installed. Run: pip install "pageport-tpu[tpu]"')
     return Probe(count=count, details={"device": "TPU", "jax": jax, "libtpu": libtpu})
 
 

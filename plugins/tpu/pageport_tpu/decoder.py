@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pageport.backend.description import (
+from pageport.backend import (
     AttentionDescription,
     DecoderDescription,
     LayerDescription,
@@ -35,7 +35,11 @@ class StepOutputs(NamedTuple):
 
 
 def decode_step(
-    description: DecoderDescription, interpret: bool, parameters: Parameters, pools: tuple[Layers, ...], inputs: StepInputs
+    description: DecoderDescription,
+    interpret: bool,
+    parameters: Parameters,
+    pools: tuple[Layers, ...],
+    inputs: StepInputs,
 ) -> tuple[StepOutputs, tuple[Layers, ...]]:
     """Compute a step; return what it gives and the pools with its keys and values.
 
@@ -80,9 +84,7 @@ class _Step:
         return StepOutputs(hidden, logits)
 
     def _layer(self, layer: LayerDescription, parameters: LayerParameters, x: Array) -> Array:
-        attended = self._attend(
-            layer.attention, parameters, normed(x, layer.attention_norm, parameters.attention_norm)
-        )
+        attended = self._attend(layer.attention, parameters, normed(x, layer.attention_norm, parameters.attention_norm))
         attended = _normed_if_any(attended, layer.attention_output_norm, parameters.attention_output_norm)
         before_mlp = x if layer.residual == "parallel" else x + attended
         fed = _fed_forward(layer.mlp, parameters, normed(before_mlp, layer.mlp_norm, parameters.mlp_norm))
@@ -119,9 +121,7 @@ def projected(x: Array, projection: Projection) -> Array:
     # Left alone, a TPU rounds the factors of a float32 product to bfloat16.
     exact = lax.Precision.HIGHEST if x.dtype == jnp.float32 else lax.Precision.DEFAULT
     dimensions = (((1,), (1,)), ((), ()))
-    product = lax.dot_general(
-        x, projection.weight, dimensions, precision=exact, preferred_element_type=jnp.float32
-    )
+    product = lax.dot_general(x, projection.weight, dimensions, precision=exact, preferred_element_type=jnp.float32)
     if projection.bias is not None:
         product = product + projection.bias.astype(jnp.float32)
     return product.astype(x.dtype)

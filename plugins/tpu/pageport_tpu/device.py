@@ -4,7 +4,6 @@ What comes before a program, or beside it, is inherited: matrices lie on the hos
 built of them.
 """
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,18 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pageport.backend import AttentionParams, Capabilities, KVSpec, Memory
+from pageport.backend import AttentionParams, Capabilities, DecoderDescription, KVSpec, Memory
 from pageport.backend.batch import AttentionBatch
 from pageport.backend.coverage import check_kv
 from pageport.backend.decoder_weights import DecoderWeights
-from pageport.backend.description import DecoderDescription
 from pageport.backend.device import Device
-from pageport.backend.program import Bucket, ModelProgram
+from pageport.backend.program import Bucket, Compilation, ModelProgram
 from pageport.errors import BackendUnavailable, OutOfMemory, UnsupportedFeature
 from pageport_tpu import kv
 from pageport_tpu.arrays import as_tensor, copied_array, padded_size
 from pageport_tpu.attention import Formula, Sequences, paged_attention
-from pageport_tpu.chips import is_simulated
 from pageport_tpu.kv import KVPool
 from pageport_tpu.parameters import parameters_of
 from pageport_tpu.program import CompiledSteps, TpuProgram
@@ -37,7 +34,7 @@ CAPABILITIES = Capabilities(
     compute_dtypes=("float32", "bfloat16"),
     preferred_dtype="bfloat16",
     kv_dtypes=("float32", "bfloat16"),
-    block_sizes=(16, 32, 64, 128),
+    block_sizes=(16, 32, 128),
     kv_kinds=("full", "sliding"),
     attention_variants=("sliding_window", "softcap"),
     decode_first=True,
@@ -50,7 +47,7 @@ CAPABILITIES = Capabilities(
     features={"whole_model": DESCRIPTION_VERSION},
 )
 
-_attend = jax.jit(paged_attention, static_argnames=("formula", "interpret"))
+_attention = jax.jit(paged_attention, static_argnames=("formula", "interpret"))
 
 
 class TpuDevice(Device):
@@ -69,9 +66,8 @@ class TpuDevice(Device):
         return torch.device("cpu")
 
     @property
-    def num_programs(self) -> int:
-        """How many steps have been compiled."""
-        return len(self._compiled)
+    def compilations(self) -> Sequence[Compilation]:
+        return tuple(self._compiled.compilations)
 
     def memory(self) -> Memory:
         statistics = self._device.memory_stats() if self._is_tpu else None
@@ -79,7 +75,9 @@ class TpuDevice(Device):
             arrays = jax.live_arrays()
             used = sum(array.nbytes for array in arrays if self._device in array.devices())
             return Memory(
-                total=SIMULATED_BYTES, free=max(0, SIMULATED_BYTES - used), reserved_by_this_process=min(used, SIMULATED_BYTES)
+                total=SIMULATED_BYTES,
+                free=max(0, SIMULATED_BYTES - used),
+                reserved_by_this_process=min(used, SIMULATED_BYTES),
             )
         total, used = statistics["bytes_limit"], statistics["bytes_in_use"]
         return Memory(total=total, free=total - used, reserved_by_this_process=used)
@@ -122,7 +120,10 @@ class TpuDevice(Device):
                 f"GiB; {memory.free / 2**30:.2f} GiB of {memory.total / 2**30:.2f} GiB are free. At most "
                 f"{memory.free // kv.bytes_per_block(spec)} blocks fit."
             )
-        return kv.allocate(spec, num_blocks, self._device)
+        try:
+            return kv.allocate(spec, num_blocks, self._device)
+        except jax.errors.JaxRuntimeError as error:
+            raise OutOfMemory(f"{self._device} refuses a KV cache of {num_blocks} blocks: {error}") from error
 
     def free_kv(self, pool: KVPool) -> None:
         pool.free()
@@ -158,58 +159,64 @@ class TpuDevice(Device):
     def attention(
         self, pool: KVPool, layer: int, query: Tensor, params: AttentionParams, batch: AttentionBatch, out: Tensor
     ) -> None:
-        """Attend for all requests with one query at once, then for each prompt."""
+        """Attend for the requests with one query together, then for the others."""
         out[: batch.num_tokens] = 0
-        starts, lengths = batch.host.query_start_loc, batch.host.seq_lens
-        counts = np.diff(starts)
-        singles = np.flatnonzero((counts == 1) & (lengths > 0))
-        if len(singles):
-            tokens = torch.from_numpy(starts[singles].astype(np.int64))
-            out[tokens] = self._attended(pool, layer, query[tokens, None], params, batch, singles)[:, 0]
-        for request in np.flatnonzero((counts > 1) & (lengths > 0)):
-            tokens = slice(int(starts[request]), int(starts[request + 1]))
-            out[tokens] = self._attended(pool, layer, query[None, tokens], params, batch, np.array([request]))[0]
+        counts = np.diff(batch.host.query_start_loc)
+        is_real = batch.host.seq_lens > 0
+        for chosen in (is_real & (counts == 1), is_real & (counts > 1)):
+            if chosen.any():
+                self._attend(pool, layer, query, params, batch, np.flatnonzero(chosen), out)
 
-    def _attended(
+    def _attend(
         self,
         pool: KVPool,
         layer: int,
-        query: Tensor,  # [requests, queries, heads, head_size]
+        query: Tensor,
         params: AttentionParams,
         batch: AttentionBatch,
         requests: Any,
-    ) -> Tensor:
-        """Fill up to powers of two, so that few shapes are compiled."""
-        num_requests, num_queries = query.shape[:2]
-        rows, queries = padded_size(num_requests), padded_size(num_queries)
-        padded = torch.nn.functional.pad(query, (0, 0, 0, 0, 0, queries - num_queries))
+        out: Tensor,
+    ) -> None:
+        """Lay the queries out as a matrix of requests and queries, filled up so that few shapes are compiled."""
+        firsts = batch.host.query_start_loc[requests]
+        counts = batch.host.query_start_loc[requests + 1] - firsts
         table = batch.host.block_table[requests]
-        sequences = [np.zeros(rows, np.int32), np.zeros(rows, np.int32), np.zeros((rows, padded_size(table.shape[1])), np.int32)]
-        sequences[0][:num_requests] = batch.host.seq_lens[requests] - num_queries
-        sequences[1][:num_requests] = batch.host.seq_lens[requests]
-        sequences[2][:num_requests, : table.shape[1]] = table
-        attended = _attend(
-            copied_array(padded, self._device, rows),
+        is_decode = counts.max() == 1
+        rows, columns = padded_size(len(requests), 8 if is_decode else 1), padded_size(table.shape[1], 8)
+        queries = 1 if is_decode else padded_size(int(counts.max()), 32)
+        request, place = np.nonzero(np.arange(queries) < counts[:, None])
+        tokens = torch.from_numpy(firsts[request] + place)
+        laid_out = query.new_zeros(rows, queries, *query.shape[1:])
+        laid_out[request, place] = query[tokens]
+        starts, lengths, tables = (
+            np.zeros(rows, np.int32),
+            np.zeros(rows, np.int32),
+            np.zeros((rows, columns), np.int32),
+        )
+        lengths[: len(requests)] = batch.host.seq_lens[requests]
+        starts[: len(requests)] = batch.host.seq_lens[requests] - counts
+        tables[: len(requests), : table.shape[1]] = table
+        attended = _attention(
+            copied_array(laid_out, self._device),
             *pool.layers[layer],
-            Sequences(*(jax.device_put(array, self._device) for array in sequences)),
+            Sequences(*(jax.device_put(array, self._device) for array in (starts, lengths, tables))),
             formula=Formula(params.scale, params.sliding_window, params.softcap),
             interpret=not self._is_tpu,
         )
-        return as_tensor(attended)[:num_requests, :num_queries]
+        out[tokens] = as_tensor(attended)[request, place]
 
     @property
     def _is_tpu(self) -> bool:
         return bool(self._device.platform == "tpu")
 
 
-def open_device(ordinal: int) -> TpuDevice:
-    """Open a chip, or the CPU in its place where simulation is asked for.
+def open_device(ordinal: int, platform: str) -> TpuDevice:
+    """Open a device of one of JAX's platforms: a TPU, or the CPU in its place.
 
     Raises:
         BackendUnavailable: JAX does not find it.
     """
-    platform = "cpu" if is_simulated(os.environ) else "tpu"
     try:
         return TpuDevice(jax.local_devices(backend=platform)[ordinal])
     except (RuntimeError, IndexError) as error:
-        raise BackendUnavailable(f"JAX does not open TPU {ordinal}: {error}") from error
+        raise BackendUnavailable(f"JAX does not open device {ordinal} of its platform {platform}: {error}") from error

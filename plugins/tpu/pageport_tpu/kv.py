@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,10 @@ from pageport_tpu.arrays import padded_size
 
 
 class LayerCache(NamedTuple):
-    """One layer's blocks; a block keeps one head's tokens together, so that it is a matrix."""
+    """One layer's blocks; a token's heads lie side by side, so that a TPU's rows of 128 numbers are filled."""
 
-    keys: Array  # [blocks, kv_heads, block_size, head_size]
-    values: Array  # [blocks, kv_heads, block_size, value_head_size]
+    keys: Array  # [blocks, block_size, kv_heads * head_size]
+    values: Array  # [blocks, block_size, kv_heads * value_head_size]
 
 
 Layers = tuple[LayerCache, ...]
@@ -58,13 +58,13 @@ class KVPool:
             return
         ids = _ids(block_ids, nowhere=self.num_blocks)
         start = 0
-        arrays = []
+        arrays: list[Any] = []
         for part in _parts(self.layers):
             end = start + part[0].nbytes
-            content = np.zeros((len(ids), *part.shape[1:]), part.dtype)
+            blocks = np.zeros((len(ids), *part.shape[1:]), part.dtype)
             columns = np.ascontiguousarray(data[:, start:end].cpu().numpy())
-            content[: len(block_ids)] = columns.view(part.dtype).reshape(len(block_ids), *part.shape[1:])
-            arrays.append(content)
+            blocks[: len(block_ids)] = columns.view(part.dtype).reshape(len(block_ids), *part.shape[1:])
+            arrays.append(blocks)
             start = end
         half = len(self.layers)
         content = tuple(map(LayerCache, arrays[:half], arrays[half:]))
@@ -87,7 +87,7 @@ def allocate(spec: KVSpec, num_blocks: int, device: jax.Device) -> KVPool:
     """Allocate a pool of zeros."""
 
     def zeros(size: int) -> Array:
-        shape = (num_blocks, spec.num_kv_heads, spec.block_size, size)
+        shape = (num_blocks, spec.block_size, spec.num_kv_heads * size)
         return jnp.zeros(shape, jnp.dtype(spec.dtype), device=device)
 
     layers = tuple(LayerCache(zeros(spec.head_size), zeros(spec.value_head_size)) for _ in range(spec.num_layers))
@@ -96,14 +96,16 @@ def allocate(spec: KVSpec, num_blocks: int, device: jax.Device) -> KVPool:
 
 def write_slots(layer: LayerCache, key: Array, value: Array, slots: Array) -> LayerCache:
     """Store [tokens, kv_heads, size] at their slots; slot -1 is skipped."""
-    num_blocks, _, block_size, _ = layer.keys.shape
-    # What lies behind the last block is dropped; a negative index would count from the end.
-    blocks = jnp.where(slots < 0, num_blocks, slots // block_size)
-    offsets = slots % block_size
-    return LayerCache(
-        layer.keys.at[blocks, :, offsets].set(key.astype(layer.keys.dtype), mode="drop"),
-        layer.values.at[blocks, :, offsets].set(value.astype(layer.values.dtype), mode="drop"),
-    )
+    num_slots = layer.keys.shape[0] * layer.keys.shape[1]
+    # What lies behind the last slot is dropped; a negative index would count from the end.
+    places = jnp.where(slots < 0, num_slots, slots)
+
+    def updated(stored: Array, new: Array) -> Array:
+        rows = stored.reshape(num_slots, -1)
+        rows = rows.at[places].set(new.reshape(len(new), -1).astype(stored.dtype), mode="drop")
+        return rows.reshape(stored.shape)
+
+    return LayerCache(updated(layer.keys, key), updated(layer.values, value))
 
 
 # As an op of its own, for what writes outside of programs.

@@ -1,7 +1,6 @@
 """``Parameters``: a decoder's weights as a tree of JAX arrays, named like the fields of ``DecoderWeights``."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax import Array
@@ -66,12 +65,18 @@ class _Transfer:
         )
 
     def _layer(self, layer: LayerWeights) -> LayerParameters:
-        kinds: dict[str, Callable[[Any], Any]] = {
-            name: self._projection if name in ("qkv", "output", "up", "down") else self._norm
-            for name in LayerParameters._fields
-        }
-        stored = {name: getattr(layer, name) for name in kinds}
-        return LayerParameters(**{name: None if s is None else kinds[name](s) for name, s in stored.items()})
+        return LayerParameters(
+            attention_norm=self._norm(layer.attention_norm),
+            qkv=self._projection(layer.qkv),
+            output=self._projection(layer.output),
+            mlp_norm=self._norm(layer.mlp_norm),
+            up=self._projection(layer.up),
+            down=self._projection(layer.down),
+            attention_output_norm=self._optional_norm(layer.attention_output_norm),
+            mlp_output_norm=self._optional_norm(layer.mlp_output_norm),
+            q_norm=self._optional_norm(layer.q_norm),
+            k_norm=self._optional_norm(layer.k_norm),
+        )
 
     def _projection(self, stored: StoredProjection) -> Projection:
         bias = None if stored.bias is None else self._array(stored.bias)
@@ -79,6 +84,9 @@ class _Transfer:
 
     def _norm(self, stored: NormWeights) -> Norm:
         return Norm(self._array(stored.weight), None if stored.bias is None else self._array(stored.bias))
+
+    def _optional_norm(self, stored: NormWeights | None) -> Norm | None:
+        return None if stored is None else self._norm(stored)
 
     def _array(self, tensor: Tensor) -> Array:
         if id(tensor) not in self._arrays:

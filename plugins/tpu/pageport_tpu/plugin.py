@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from pageport.backend import Backend, Probe, Rank, hookimpl
 from pageport.errors import BackendUnavailable, ConfigurationError
-from pageport_tpu.chips import find_chips
+from pageport_tpu.chips import find_chips, is_simulated
 
 if TYPE_CHECKING:
     from pageport.backend.device import Device
@@ -24,8 +24,7 @@ class TpuBackend(Backend):
 
     def open(self, ordinal: int, options: Mapping[str, str], rank: Rank = Rank()) -> "Device":  # noqa: B008 - frozen
         """Open a chip; this backend has no options."""
-        if options:
-            raise ConfigurationError(f"Unknown option {min(options)!r} of the tpu backend: it has none.")
+        _refuse(options)
         probe = self.probe()
         if not 0 <= ordinal < probe.count:
             raise BackendUnavailable(
@@ -34,7 +33,18 @@ class TpuBackend(Backend):
         # Here, because plugins are imported before anyone asks for a device.
         from pageport_tpu.device import open_device
 
-        return open_device(ordinal)
+        return open_device(ordinal, "cpu" if is_simulated() else "tpu")
+
+    def simulate(self, options: Mapping[str, str]) -> "Device":
+        _refuse(options)
+        from pageport_tpu.device import open_device
+
+        return open_device(0, "cpu")
+
+
+def _refuse(options: Mapping[str, str]) -> None:
+    if options:
+        raise ConfigurationError(f"Unknown option {min(options)!r} of the tpu backend: it has none.")
 
 
 @hookimpl

@@ -1,16 +1,16 @@
 """``TpuProgram``: ``decode_step`` over a model's weights and pools, compiled a bucket at a time."""
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from torch import Tensor
 
-from pageport.backend.description import DecoderDescription
-from pageport.backend.program import Bucket, ModelProgram, ProgramOutput, ProgramStep
+from pageport.backend import DecoderDescription
+from pageport.backend.program import Bucket, Compilation, ModelProgram, ProgramOutput, ProgramStep
 from pageport_tpu.arrays import as_tensor, copied_array
 from pageport_tpu.decoder import StepInputs, StepOutputs, decode_step
 from pageport_tpu.kv import KVPool
@@ -22,7 +22,7 @@ class StepShapes(NamedTuple):
 
     description: DecoderDescription
     interpret: bool
-    parameters: Any  # trees of jax.ShapeDtypeStruct
+    parameters: Any  # trees of array_shape
     pools: Any
     inputs: StepInputs
 
@@ -31,6 +31,13 @@ class StepShapes(NamedTuple):
         """What decides the program, hashable."""
         leaves, tree = jax.tree.flatten((self.parameters, self.pools, self.inputs))
         return self.description, self.interpret, tree, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+
+    def placed_on(self, device: jax.Device) -> "StepShapes":
+        """Return the shapes of arrays on a device."""
+        sharding = jax.sharding.SingleDeviceSharding(device)
+        trees = (self.parameters, self.pools, self.inputs)
+        parameters, pools, inputs = jax.tree.map(lambda leaf: array_shape(leaf.shape, leaf.dtype, sharding), trees)
+        return self._replace(parameters=parameters, pools=pools, inputs=inputs)
 
     def traced(self) -> Any:
         """Trace the step; the pools are donated, so that they are updated in place."""
@@ -43,14 +50,14 @@ class CompiledSteps:
 
     def __init__(self) -> None:
         self._steps: dict[tuple[object, ...], Callable[..., Any]] = {}
+        self.compilations: list[Compilation] = []
 
-    def __len__(self) -> int:
-        return len(self._steps)
-
-    def get(self, shapes: StepShapes) -> Callable[..., Any]:
+    def get(self, bucket: Bucket, shapes: StepShapes) -> Callable[..., Any]:
         """Return a step, compiled now if it is new."""
         if shapes.key not in self._steps:
+            start = time.perf_counter()
             self._steps[shapes.key] = shapes.traced().lower().compile()
+            self.compilations.append(Compilation(bucket=bucket, seconds=time.perf_counter() - start))
         return self._steps[shapes.key]
 
 
@@ -74,15 +81,12 @@ class TpuProgram(ModelProgram):
 
     def shapes(self, bucket: Bucket, interpret: bool) -> StepShapes:
         """Return what is compiled for a bucket."""
-        sharding = jax.sharding.SingleDeviceSharding(self._device)
-        shape_of = partial(_shape_of, sharding=sharding)
         inputs = input_shapes(self._description, bucket)
         layers = tuple(pool.layers for pool in self._pools)
-        trees = (jax.tree.map(shape_of, tree) for tree in (self._parameters, layers, inputs))
-        return StepShapes(self._description, interpret, *trees)
+        return StepShapes(self._description, interpret, self._parameters, layers, inputs).placed_on(self._device)
 
     def compile(self, bucket: Bucket) -> None:
-        self._steps[bucket] = self._compiled.get(self.shapes(bucket, interpret=self._device.platform != "tpu"))
+        self._steps[bucket] = self._compiled.get(bucket, self.shapes(bucket, interpret=self._device.platform != "tpu"))
 
     def step(self, step: ProgramStep) -> ProgramOutput:
         take = partial(copied_array, device=self._device)
@@ -105,18 +109,19 @@ class TpuProgram(ModelProgram):
         self._parameters = None
 
 
+def array_shape(shape: tuple[int, ...], dtype: Any, sharding: Any = None) -> Any:
+    """Return what stands for an array where only shapes count; trees of arrays are typed as such."""
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=sharding)
+
+
 def input_shapes(description: DecoderDescription, bucket: Bucket) -> StepInputs:
     """Return the shapes of a bucket's inputs."""
-    tokens, requests = (jax.ShapeDtypeStruct((size,), jnp.int32) for size in (bucket.tokens, bucket.requests))
+    tokens, requests = (array_shape((size,), jnp.int32) for size in (bucket.tokens, bucket.requests))
     tables = tuple(
-        jax.ShapeDtypeStruct((bucket.requests, bucket.context // group.block_size), jnp.int32)
+        array_shape((bucket.requests, bucket.context // group.block_size), jnp.int32)
         for group in description.cache_groups
     )
     return StepInputs(tokens, tokens, requests, requests, tables, tuple(tokens for _ in tables))
-
-
-def _shape_of(leaf: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, np.dtype(leaf.dtype), sharding=sharding)
 
 
 class _Output(ProgramOutput):

@@ -122,6 +122,10 @@ class HasGraphsInNoOrder(Declares):
     changes = {"graph_sizes": (1, 8, 4)}  # noqa: RUF012
 
 
+class HasContextsInNoOrder(Declares):
+    changes = {"context_buckets": (512, 128)}  # noqa: RUF012
+
+
 class DeclaresOpItHasNot(Declares):
     changes = {"features": {"op:rms_norm": 1}}  # noqa: RUF012
 
@@ -172,6 +176,7 @@ CAUGHT = [
     ("declares an unknown variant", HasUnknownVariant, "'softcaps'"),
     ("static without buckets", IsStaticWithoutBuckets, "token_buckets is empty"),
     ("sizes of graphs in no order", HasGraphsInNoOrder, "graph_sizes is (1, 8, 4); name them in ascending order"),
+    ("contexts in no order", HasContextsInNoOrder, "context_buckets is (512, 128); name them in ascending order"),
     ("declares an op it has not", DeclaresOpItHasNot, "does not override Device.rms_norm"),
     ("declares an unserved version", DeclaresUnservedVersion, "op:rms_norm version 7"),
     ("changes its answers", ChangesItsAnswers, "changes from one reading to the next"),

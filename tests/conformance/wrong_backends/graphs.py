@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pageport.backend import AttentionParams, Backend, Capabilities, Graph
+from pageport.backend import AttentionParams, Backend, Capabilities, Graph, StepSize
 from pageport.backend.batch import AttentionBatch
 from pageport.testing.conformance import Level
 from pageport_cpu.device import CpuDevice
@@ -48,6 +48,23 @@ class Replays(Declaring):
     def capture(self, run: Run) -> Graph:
         run()
         return RunsAgain(run)
+
+
+class KeepsTheSizeOfCapture(Replays):
+    """Says that its graphs can be resized, and replays what was captured."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return dataclasses.replace(super().capabilities, graphs_resize=True)
+
+    def capture(self, run: Run) -> Graph:
+        run()
+        return IgnoresSizes(run)
+
+
+class IgnoresSizes(RunsAgain):
+    def resize(self, captured: StepSize, size: StepSize) -> None:
+        pass
 
 
 class FreezesInputs(Declaring):
@@ -168,6 +185,7 @@ CORRECT = [
 WRONG = [
     ("graph without capture", backend_of(DeclaresGraphItHasNot), Level.DISCOVERY, "does not override Device.capture"),
     ("capture without graph", backend_of(HidesItsGraphs), Level.DISCOVERY, "overrides capture but does not declare"),
+    ("keeps the size of the capture", backend_of(KeepsTheSizeOfCapture), Level.OPS, "writes to the rows behind"),
     ("freezes inputs", backend_of(FreezesInputs), Level.OPS, "what the buffers held at the capture"),
     ("replays nothing", backend_of(ReplaysNothing), Level.OPS, "nothing is written"),
     ("replays the newest graph", backend_of(ReplaysTheNewestGraph), Level.OPS, "a replay of 1 rows"),

@@ -59,6 +59,12 @@ class SwapsGateAndUp(Replacing):
         return torch.mul(functional.silu(gate.float()), up, out=out).to(gate_up.dtype)
 
 
+class SwapsGateAndUpOfProducts(Replacing):
+    def linear_silu_mul(self, weight, x, bias, gate_up, out=None):
+        self.linear(weight, x, bias, gate_up)
+        return self.silu_mul(gate_up.roll(gate_up.shape[1] // 2, dims=1), out)
+
+
 class CapsWithoutDividing(Replacing):
     def softcap(self, x, cap, out=None):
         result = (cap * x.float().tanh()).to(x.dtype)
@@ -131,6 +137,7 @@ WRONG = tuple(
         ("gelu tanh swapped", GeluOfTheOtherKind, "the exact function is computed where the other is asked for"),
         ("gated gelu tanh swapped", GatedGeluOfTheOtherKind, "the tanh approximation is computed where the other"),
         ("gate and up swapped", SwapsGateAndUp, "gate and up are swapped"),
+        ("gate and up of a product swapped", SwapsGateAndUpOfProducts, "linear_silu_mul (float32, 1 x 64"),
         ("cap without dividing", CapsWithoutDividing, "x is not divided by the cap"),
         ("fetches into one place", FetchesIntoOnePlace, "are the copies waited for, and are they copies of their own?"),
         ("ignores out", IgnoresOut, "the result is not `out`"),

@@ -25,14 +25,15 @@ void multiply_keys(const IntegerRows& query, int row, const Tile<Int8>& tile, in
         UNROLLED
         for (int i = 0; i < ROWS; ++i) sums[group][i] = sums_of(query.start[row + i]);
     }
-    const auto* integers = reinterpret_cast<const int8_t*>(query.integers + row * query.stride);
+    const uint8_t* integers = query.integers + row * query.stride;
     for (int64_t quad = 0; quad < quads; ++quad) {
+        const RowInputs<ROWS> inputs(integers + quad * 4, query.stride);
         UNROLLED
         for (int group = 0; group < GROUPS; ++group) {
             const int64_t offset = quad * tile.key_stride;
             const Quad key = load_quad(&keys[group][offset].bits);
             fetch(next[group] + offset);
-            add_products<8, 1, ROWS>(&key, integers + quad * 4, static_cast<int>(query.stride), sums[group]);
+            add_quad<ROWS>(key, inputs, sums[group]);
         }
     }
     UNROLLED
@@ -54,21 +55,24 @@ void multiply_values(const IntegerRows& weights, int row, const Tile<Int8>& tile
         UNROLLED
         for (int i = 0; i < ROWS; ++i) sums[group][i] = sums_of(0);
     const uint8_t* integers = weights.integers + row * weights.stride;
-    for (int quad = first; quad < last; ++quad) {
-        const int key = quad * 4, segment = key / tile.segment;
-        const int64_t offset = key % tile.segment * tile.value_stride + column * 4;
+    // A power of two, by which dividing would take longer than the products.
+    const int segment_bits = __builtin_ctz(tile.segment), within_segment = tile.segment - 1;
+    for (int key = first * 4; key < last * 4; key += 4) {
+        const int segment = key >> segment_bits;
+        const int64_t offset = (key & within_segment) * tile.value_stride + column * 4;
         const Int8 *values = tile.values[segment] + offset, *next = tile.next_values[segment] + offset;
+        const RowInputs<ROWS> inputs(integers + key, weights.stride);
         UNROLLED
         for (int group = 0; group < GROUPS; ++group) {
             const Quad value = load_quad(&values[group * QUAD_BYTES].bits);
             fetch(next + group * QUAD_BYTES);
-            add_weighted<ROWS>(value, integers + key, weights.stride, sums[group]);
+            add_weighted<ROWS>(value, inputs, sums[group]);
         }
     }
     UNROLLED
-    for (int i = 0; i < ROWS; ++i)
+    for (int group = 0; group < GROUPS; ++group)
         UNROLLED
-        for (int group = 0; group < GROUPS; ++group) {
+        for (int i = 0; i < ROWS; ++i) {
             float* to = result + (row + i) * result_stride + column + group * OUTPUTS;
             const Floats unit = broadcast(weights.unit[row + i]);
             store_outputs(to, fma(to_outputs(sums[group][i]), unit, load_outputs(to)));

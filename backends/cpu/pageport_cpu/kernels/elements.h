@@ -31,6 +31,14 @@ inline void store_first(Element* p, Floats a, int n) {
     std::memcpy(static_cast<void*>(p), values, n * sizeof(Element));
 }
 
+// Rounds as storing does.
+template <class Element>
+inline Floats rounded(Floats x) {
+    Element stored[LANES];
+    store(stored, x);
+    return load(stored);
+}
+
 // Calls `function` with a value of the element type that `dtype` names.
 template <class Function>
 inline void with_element(int64_t dtype, Function function) {

@@ -1,5 +1,6 @@
-// Exact sums of products of bytes, for 16 outputs at once: `add_products` multiplies unsigned weights by signed inputs,
-// `add_weighted` signed values by unsigned inputs.
+// Exact sums of products of bytes, for 16 outputs at once: `add_products` multiplies unsigned weights by signed inputs.
+// For inputs that several quads are multiplied by, `add_quad` does the same and `add_weighted` takes signed values and
+// unsigned inputs.
 //
 // `Quad` holds what is multiplied by 4 consecutive inputs, for each output; `Sums` an int32 for each output.
 #pragma once
@@ -91,15 +92,39 @@ inline void add_products(const Quad* weights, const int8_t* x, int stride, Sums*
     }
 }
 
+// Four inputs of each row, in registers.
+template <int ROWS>
+struct RowInputs {
+    __m512i v[ROWS];
+
+    RowInputs(const uint8_t* x, int64_t stride) {
+#pragma GCC unroll 8
+        for (int row = 0; row < ROWS; ++row) {
+            int32_t four;
+            std::memcpy(&four, x + row * stride, 4);
+            v[row] = _mm512_set1_epi32(four);
+        }
+    }
+};
+
+// Adds products of bytes and signed bytes to a sum where it lies: left to itself, the compiler moves and spills sums
+// that a loop carries.
+inline void add_in_place(Sums& sum, __m512i bytes, __m512i signed_bytes) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(bytes), "v"(signed_bytes));
+}
+
+// Adds to `sums` of each row the products of a quad of whole bytes and inputs from -127 to 127.
+template <int ROWS>
+inline void add_quad(const Quad& weights, const RowInputs<ROWS>& inputs, Sums* sums) {
+#pragma GCC unroll 8
+    for (int row = 0; row < ROWS; ++row) add_in_place(sums[row], weights.v, inputs.v[row]);
+}
+
 // Adds to `sums` of each row the products of a quad of values from -127 to 127 and inputs from 0 to 255.
 template <int ROWS>
-inline void add_weighted(const Quad& values, const uint8_t* x, int64_t stride, Sums* sums) {
+inline void add_weighted(const Quad& values, const RowInputs<ROWS>& inputs, Sums* sums) {
 #pragma GCC unroll 8
-    for (int row = 0; row < ROWS; ++row) {
-        int32_t four;
-        std::memcpy(&four, x + row * stride, 4);
-        sums[row].v = _mm512_dpbusd_epi32(sums[row].v, _mm512_set1_epi32(four), values.v);
-    }
+    for (int row = 0; row < ROWS; ++row) add_in_place(sums[row], inputs.v[row], values.v);
 }
 
 #elif defined(__AVX2__)
@@ -214,16 +239,30 @@ inline void add_products(const Quad* weights, const int8_t* x, int stride, Sums*
 }
 
 // An int16 lane takes one product of 255 and 127, not two: every other input is multiplied at a time.
+// Four inputs of each row, read where they are multiplied: there are no registers for them.
 template <int ROWS>
-inline void add_weighted(const Quad& values, const uint8_t* x, int64_t stride, Sums* sums) {
+struct RowInputs {
+    const uint8_t* x;
+    int64_t stride;
+
+    RowInputs(const uint8_t* first, int64_t row_stride) : x(first), stride(row_stride) {}
+};
+
+template <int ROWS>
+inline void add_quad(const Quad& weights, const RowInputs<ROWS>& inputs, Sums* sums) {
+    add_byte_products<1, ROWS>(&weights, reinterpret_cast<const int8_t*>(inputs.x), static_cast<int>(inputs.stride), sums);
+}
+
+template <int ROWS>
+inline void add_weighted(const Quad& values, const RowInputs<ROWS>& inputs, Sums* sums) {
     const __m256i ones = _mm256_set1_epi16(1), even = _mm256_set1_epi16(255);
 #pragma GCC unroll 4
     for (int row = 0; row < ROWS; ++row) {
-        const __m256i inputs = broadcast_four(reinterpret_cast<const int8_t*>(x + row * stride));
+        const __m256i four = broadcast_four(reinterpret_cast<const int8_t*>(inputs.x + row * inputs.stride));
         for (int half = 0; half < 2; ++half) {
             const __m256i value = values.v[half];
-            const __m256i first = _mm256_maddubs_epi16(_mm256_and_si256(inputs, even), value);
-            const __m256i second = _mm256_maddubs_epi16(_mm256_andnot_si256(even, inputs), value);
+            const __m256i first = _mm256_maddubs_epi16(_mm256_and_si256(four, even), value);
+            const __m256i second = _mm256_maddubs_epi16(_mm256_andnot_si256(even, four), value);
             const __m256i products = _mm256_add_epi32(_mm256_madd_epi16(first, ones), _mm256_madd_epi16(second, ones));
             sums[row].v[half] = _mm256_add_epi32(sums[row].v[half], products);
         }
@@ -307,11 +346,24 @@ inline void add_products(const Quad* weights, const int8_t* x, int stride, Sums*
 }
 
 template <int ROWS>
-inline void add_weighted(const Quad& values, const uint8_t* x, int64_t stride, Sums* sums) {
+struct RowInputs {
+    const uint8_t* x;
+    int64_t stride;
+
+    RowInputs(const uint8_t* first, int64_t row_stride) : x(first), stride(row_stride) {}
+};
+
+template <int ROWS>
+inline void add_quad(const Quad& weights, const RowInputs<ROWS>& inputs, Sums* sums) {
+    add_products<8, 1, ROWS>(&weights, reinterpret_cast<const int8_t*>(inputs.x), static_cast<int>(inputs.stride), sums);
+}
+
+template <int ROWS>
+inline void add_weighted(const Quad& values, const RowInputs<ROWS>& inputs, Sums* sums) {
     for (int row = 0; row < ROWS; ++row) {
         for (int i = 0; i < 4; ++i) {
             const Shorts value = (values.v[i] ^ 128) - 128;
-            const Shorts products = value * static_cast<int16_t>(x[row * stride + i]);
+            const Shorts products = value * static_cast<int16_t>(inputs.x[row * inputs.stride + i]);
             sums[row].v += __builtin_convertvector(products, Integers);
         }
     }

@@ -2,11 +2,14 @@
 //
 // An output is one lane of an accumulator that starts at 0 and takes its products in the order of the inputs, by fma,
 // then the bias: the same operations for any number of rows, tiles and threads.
+//
+// Or silu(gate) * up of that product, gate being its first half.
 #include <algorithm>
 #include <type_traits>
 #include <utility>
 
 #include "float_weight.h"
+#include "mathematics.h"
 #include "scratch.h"
 #include "thread_pool.h"
 
@@ -20,6 +23,7 @@ struct LinearFloat {
     int64_t rows, in_features, out_features;
     int64_t x_stride, out_stride;
     int64_t weight_dtype, x_dtype, out_dtype, bias_dtype;
+    int64_t gated;  // is it silu(gate) * up? Both halves are whole panels then, and out_features those of both.
 };
 
 namespace {
@@ -98,9 +102,10 @@ public:
         : a_(arguments),
           x_(x),
           num_tiles_(divide_up(a_.rows, TILE_ROWS)),
+          panels_(num_panels(a_.gated != 0 ? a_.out_features / 2 : a_.out_features)),
           block_inputs_(divide_up(a_.in_features, divide_up(a_.in_features, TILE_INPUTS))) {}
 
-    int64_t num_units() const { return divide_up(num_tiles_, CHUNK_TILES) * num_panels(a_.out_features); }
+    int64_t num_units() const { return divide_up(num_tiles_, CHUNK_TILES) * panels_; }
 
     // Copies rows [first, last) of x to scratch as float32: [blocks of inputs, all but the last equal][rows][X_STRIDE].
     void convert_rows(int64_t first, int64_t last) const {
@@ -119,24 +124,29 @@ public:
     }
 
     void run_unit(int64_t unit) const {
-        const int64_t panels = num_panels(a_.out_features);
+        static thread_local Scratch scratch;
+        const int64_t first_tile = unit / panels_ * CHUNK_TILES, panel = unit % panels_;
+        const int64_t last_tile = std::min(first_tile + CHUNK_TILES, num_tiles_);
+        const int64_t row = first_row(first_tile), rows = first_row(last_tile) - row;
+        float* sums = scratch.get<float>((2 * rows + TILE_INPUTS) * PANEL);
+        float *ups = sums + rows * PANEL, *converted = ups + rows * PANEL;
         with_element(a_.weight_dtype, [&](auto element) {
             using Weight = decltype(element);
-            run_panel<Weight>(unit / panels * CHUNK_TILES, unit % panels);
+            sum_panel<Weight>(first_tile, last_tile, panel, sums, converted);
+            if (a_.gated != 0) sum_panel<Weight>(first_tile, last_tile, panels_ + panel, ups, converted);
         });
+        if (a_.gated != 0) store_gated_panel(sums, ups, row, rows, panel * PANEL);
+        else store_panel(sums, row, rows, panel * PANEL);
     }
 
 private:
     int64_t first_row(int64_t tile) const { return a_.rows * tile / num_tiles_; }
     float* x_at(int64_t row, int64_t input) const { return x_ + (input / block_inputs_ * a_.rows + row) * X_STRIDE; }
 
+    // Writes the products of some tiles and a panel to `sums`; `converted` holds a block of weights in float32.
     template <class Weight>
-    void run_panel(int64_t first_tile, int64_t panel) const {
-        static thread_local Scratch scratch;
-        const int64_t last_tile = std::min(first_tile + CHUNK_TILES, num_tiles_), tiles = last_tile - first_tile;
-        const int64_t row_begin = first_row(first_tile), rows = first_row(last_tile) - row_begin;
-        float* sums = scratch.get<float>((rows + TILE_INPUTS) * PANEL);
-        float* converted = sums + rows * PANEL;
+    void sum_panel(int64_t first_tile, int64_t last_tile, int64_t panel, float* sums, float* converted) const {
+        const int64_t tiles = last_tile - first_tile, row_begin = first_row(first_tile);
         const Weight* weights = static_cast<const Weight*>(a_.weight) + panel * a_.in_features * PANEL;
         for (int64_t start = 0; start < a_.in_features; start += block_inputs_) {
             const int64_t count = std::min(block_inputs_, a_.in_features - start);
@@ -161,18 +171,20 @@ private:
             }
             multiply_tiles(block);
         }
-        store_panel(sums, row_begin, rows, panel * PANEL);
+    }
+
+    void load_bias(int64_t output, int64_t outputs, float* bias) const {
+        if (a_.bias == nullptr) return;
+        with_element(a_.bias_dtype, [&](auto element) {
+            const auto* from = static_cast<const decltype(element)*>(a_.bias) + output;
+            each_vector(outputs, [&](int64_t i, auto load, auto store) { store(bias + i, load(from + i)); });
+        });
     }
 
     void store_panel(const float* sums, int64_t row_begin, int64_t rows, int64_t output) const {
         const int64_t outputs = std::min(PANEL, a_.out_features - output);
         float bias[PANEL];
-        if (a_.bias != nullptr) {
-            with_element(a_.bias_dtype, [&](auto element) {
-                const auto* from = static_cast<const decltype(element)*>(a_.bias) + output;
-                each_vector(outputs, [&](int64_t i, auto load, auto store) { store(bias + i, load(from + i)); });
-            });
-        }
+        load_bias(output, outputs, bias);
         with_element(a_.out_dtype, [&](auto element) {
             for (int64_t row = 0; row < rows; ++row) {
                 auto* out = static_cast<decltype(element)*>(a_.out) + (row_begin + row) * a_.out_stride + output;
@@ -184,9 +196,30 @@ private:
         });
     }
 
+    // The sums of the same columns of gate and up, rounded as if they were stored.
+    void store_gated_panel(const float* gates, const float* ups, int64_t row_begin, int64_t rows, int64_t output) const {
+        float gate_bias[PANEL], up_bias[PANEL];
+        load_bias(output, PANEL, gate_bias);
+        load_bias(a_.out_features / 2 + output, PANEL, up_bias);
+        with_element(a_.out_dtype, [&](auto element) {
+            using Element = decltype(element);
+            for (int64_t row = 0; row < rows; ++row) {
+                auto* out = static_cast<Element*>(a_.out) + (row_begin + row) * a_.out_stride + output;
+                for (int64_t i = 0; i < PANEL; i += LANES) {
+                    Floats gate = load(gates + row * PANEL + i), up = load(ups + row * PANEL + i);
+                    if (a_.bias != nullptr) {
+                        gate = gate + load(gate_bias + i);
+                        up = up + load(up_bias + i);
+                    }
+                    store(out + i, silu(rounded<Element>(gate)) * rounded<Element>(up));
+                }
+            }
+        });
+    }
+
     const LinearFloat& a_;
     float* x_;
-    int64_t num_tiles_, block_inputs_;
+    int64_t num_tiles_, panels_, block_inputs_;
 };
 
 }  // namespace

@@ -2,8 +2,11 @@
 // int32 over a group of 32 inputs, and groups are added in float32 from the first to the last.
 //
 // That sequence is the same for every element, whatever the number of rows and threads.
+//
+// Or out = silu(gate) * up of that product, gate being its first half.
 #include <type_traits>
 
+#include "mathematics.h"
 #include "quantised_rows.h"
 #include "scratch.h"
 #include "thread_pool.h"
@@ -19,6 +22,7 @@ struct LinearInt8 {
     int64_t x_stride, out_stride;
     int64_t format;
     int64_t x_dtype, bias_dtype, out_dtype;
+    int64_t gated;  // is it silu(gate) * up? Both halves are whole panels then, and out_features those of both.
 };
 
 namespace {
@@ -219,28 +223,57 @@ void quantise_block(const LinearInt8& a, const Kernel& kernel, const Block& bloc
     });
 }
 
-void store_tile(const LinearInt8& a, const Block& block, int64_t first_output, int64_t end_output, const float* results) {
-    const int64_t width = (end_output < a.out_features ? end_output : a.out_features) - first_output;
-    float bias[TILE_OUTPUTS];
-    if (a.bias != nullptr)
+// Columns of `out`.
+int64_t out_columns(const LinearInt8& a) { return a.gated != 0 ? a.out_features / 2 : a.out_features; }
+
+// The bias of some outputs in float32; zeros where there is none.
+struct TileBias {
+    float values[TILE_OUTPUTS];
+
+    TileBias(const LinearInt8& a, int64_t first_output, int64_t width) {
+        if (a.bias == nullptr) return;
         with_element(a.bias_dtype, [&](auto element) {
             const auto* from = static_cast<const decltype(element)*>(a.bias) + first_output;
-            each_vector(width, [&](int64_t i, auto load, auto) { store(bias + i, load(from + i)); });
+            each_vector(width, [&](int64_t i, auto load, auto) { store(values + i, load(from + i)); });
         });
+    }
+};
+
+void store_tile(const LinearInt8& a, const Block& block, int64_t first_output, int64_t width, const float* results) {
+    const TileBias bias(a, first_output, width);
     with_element(a.out_dtype, [&](auto element) {
         for (int row = 0; row < block.rows; ++row) {
             auto* out = static_cast<decltype(element)*>(a.out) + (block.first_row + row) * a.out_stride + first_output;
             const float* from = results + row * TILE_OUTPUTS;
             each_vector(width, [&](int64_t i, auto, auto store) {
-                store(out + i, a.bias == nullptr ? load(from + i) : load(from + i) + load(bias + i));
+                store(out + i, a.bias == nullptr ? load(from + i) : load(from + i) + load(bias.values + i));
             });
         }
     });
 }
 
+// The same with products of the same columns of gate and up, which are rounded as if they were stored.
+void store_gated_tile(const LinearInt8& a, const Block& block, int64_t first_output, int64_t width, const float* gates,
+                      const float* ups) {
+    const TileBias gate_bias(a, first_output, width), up_bias(a, a.out_features / 2 + first_output, width);
+    with_element(a.out_dtype, [&](auto element) {
+        using Element = decltype(element);
+        for (int row = 0; row < block.rows; ++row) {
+            auto* out = static_cast<Element*>(a.out) + (block.first_row + row) * a.out_stride + first_output;
+            for (int64_t i = 0; i < width; i += LANES) {
+                Floats gate = load(gates + row * TILE_OUTPUTS + i), up = load(ups + row * TILE_OUTPUTS + i);
+                if (a.bias != nullptr) {
+                    gate = gate + load(gate_bias.values + i);
+                    up = up + load(up_bias.values + i);
+                }
+                store(out + i, silu(rounded<Element>(gate)) * rounded<Element>(up));
+            }
+        }
+    });
+}
+
 // Asks for the cache lines that `store_tile` will write: waiting for them then takes longer than writing.
-void prefetch_tile(const LinearInt8& a, const Block& block, int64_t first_output, int64_t end_output) {
-    const int64_t width = (end_output < a.out_features ? end_output : a.out_features) - first_output;
+void prefetch_tile(const LinearInt8& a, const Block& block, int64_t first_output, int64_t width) {
     with_element(a.out_dtype, [&](auto element) {
         constexpr int64_t LINE = 64 / sizeof(element);
         for (int row = 0; row < block.rows; ++row) {
@@ -250,11 +283,11 @@ void prefetch_tile(const LinearInt8& a, const Block& block, int64_t first_output
     });
 }
 
-// All rows for the panels [first, last).
+// All rows for the panels [first, last) of columns of `out`.
 void multiply_panels(const LinearInt8& a, const Kernel& kernel, const Blocks& blocks, const uint8_t* memory, int64_t first,
                      int64_t last) {
-    alignas(64) float results[BLOCK_ROWS * TILE_OUTPUTS];
-    const int64_t groups = num_groups(a.in_features);
+    alignas(64) float results[BLOCK_ROWS * TILE_OUTPUTS], ups[BLOCK_ROWS * TILE_OUTPUTS];
+    const int64_t groups = num_groups(a.in_features), columns = out_columns(a), first_up = columns / OUTPUTS;
     const int64_t fitting = CHUNK_BYTES / blocks.block_bytes(BLOCK_ROWS), chunk = fitting < 1 ? 1 : fitting;
     for (int64_t begin = 0; begin < blocks.count(); begin += chunk) {
         const int64_t end = begin + chunk < blocks.count() ? begin + chunk : blocks.count();
@@ -262,11 +295,21 @@ void multiply_panels(const LinearInt8& a, const Kernel& kernel, const Blocks& bl
             const int64_t panels = last - tile < TILE_PANELS ? last - tile : TILE_PANELS;
             for (int64_t i = begin; i < end; ++i) {
                 const Block block = blocks.at(i);
-                prefetch_tile(a, block, tile * OUTPUTS, (tile + panels) * OUTPUTS);
-                for (int64_t panel = 0; panel < panels; ++panel)
-                    kernel.multiply[block.layout.rows](a.weight + (tile + panel) * kernel.panel_bytes,
-                                                       memory + block.offset_bytes, groups, results + panel * OUTPUTS);
-                store_tile(a, block, tile * OUTPUTS, (tile + panels) * OUTPUTS, results);
+                const auto multiply = [&](int64_t first_panel, float* to) {
+                    for (int64_t panel = 0; panel < panels; ++panel)
+                        kernel.multiply[block.layout.rows](a.weight + (first_panel + panel) * kernel.panel_bytes,
+                                                           memory + block.offset_bytes, groups, to + panel * OUTPUTS);
+                };
+                const int64_t output = tile * OUTPUTS, left = columns - output;
+                const int64_t width = left < panels * OUTPUTS ? left : panels * OUTPUTS;
+                prefetch_tile(a, block, output, width);
+                multiply(tile, results);
+                if (a.gated == 0) {
+                    store_tile(a, block, output, width, results);
+                    continue;
+                }
+                multiply(first_up + tile, ups);
+                store_gated_tile(a, block, output, width, results, ups);
             }
         }
     }
@@ -289,7 +332,7 @@ PAGEPORT_KERNEL(linear_int8, pageport::LinearInt8) {
     });
 
     // A thread gets 2 µs of work at least; where there is much, it comes in smaller pieces, for whoever is free.
-    const int64_t panels = (a.out_features + OUTPUTS - 1) / OUTPUTS;
+    const int64_t panels = (out_columns(a) + OUTPUTS - 1) / OUTPUTS;
     const int64_t smallest = 1 + 16384 / (a.in_features * (a.rows < BLOCK_ROWS ? a.rows + 2 : BLOCK_ROWS));
     const int64_t pieces_per_thread = panels < (a.rows < BLOCK_ROWS ? 16 : 4) * smallest * num_threads() ? 1 : 4;
     const auto piece = [&](int64_t first, int64_t last) { multiply_panels(a, kernel, blocks, memory, first, last); };

@@ -1,5 +1,9 @@
 """``paged_decode``: attention of one query a request over keys and values that lie anywhere in the cache."""
 
+# NKI is in the vendor's index only, and its kernels are no typed Python.
+# mypy: disable-error-code="import-not-found, no-untyped-def, no-untyped-call, untyped-decorator"
+# pyright: reportMissingImports=false
+
 import nki
 import nki.isa as nisa
 import nki.language as nl
@@ -9,7 +13,7 @@ TILE = 128
 
 
 @nki.jit
-def paged_decode(query, keys, values, rows, mask):  # type: ignore[no-untyped-def]
+def paged_decode(query, keys, values, rows, mask):
     """Attend; scores and sums are float32.
 
     Args:
@@ -72,7 +76,7 @@ def paged_decode(query, keys, values, rows, mask):  # type: ignore[no-untyped-de
     return out
 
 
-def _gather(tile, matrix, rows, request, head, start):  # type: ignore[no-untyped-def]
+def _gather(tile, matrix, rows, request, head, start):
     """Copy the rows of ``TILE`` keys, which a list of dynamic indices names."""
     size = matrix.shape[1]
     indexes = nl.ndarray((TILE, 1), dtype=nl.int32, buffer=nl.sbuf)

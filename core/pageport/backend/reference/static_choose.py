@@ -28,9 +28,15 @@ class ChoiceTensors(NamedTuple):
     @classmethod
     def greedy(cls, num_rows: int, vocab_size: int, device: torch.device) -> "ChoiceTensors":
         """Return what asks for the likeliest token of each row."""
-        zeros = torch.zeros(num_rows, device=device)
-        integers = torch.zeros(num_rows, dtype=torch.int64, device=device)
-        return cls(zeros, torch.ones_like(zeros), zeros, torch.full_like(integers, vocab_size), integers, integers)
+        # Each a tensor of its own: a graph traced over one that stands for two would take it for both ever after.
+        return cls(
+            temperatures=torch.zeros(num_rows, device=device),
+            top_p=torch.ones(num_rows, device=device),
+            min_p=torch.zeros(num_rows, device=device),
+            top_k=torch.full((num_rows,), vocab_size, dtype=torch.int64, device=device),
+            seeds=torch.zeros(num_rows, dtype=torch.int64, device=device),
+            positions=torch.zeros(num_rows, dtype=torch.int64, device=device),
+        )
 
 
 def choose_statically(logits: Float[Tensor, "rows vocab"], choice: ChoiceTensors) -> Choice:

@@ -5,7 +5,8 @@ as one graph. Nothing waits for the device, and no branch looks at a number in a
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -154,19 +155,28 @@ class StaticDecoder:
 class StaticProgram(ModelProgram):
     """A ``StaticDecoder`` that the device compiles a bucket at a time."""
 
-    samples: ClassVar[bool] = True
+    samples = True
 
-    def __init__(self, device: "Device", decoder: StaticGraph, vocab_size: int) -> None:
+    def __init__(self, device: "Device", decoder: StaticGraph, description: DecoderDescription) -> None:
         self._device = device
         self._decoder = decoder
-        self._vocab_size = vocab_size
+        self._description = description
         self._graphs: dict[Bucket, StaticGraph] = {}
 
     def compile(self, bucket: Bucket) -> None:
-        self._graphs[bucket] = self._device.compile_graph(self._decoder, bucket)
+        """Have the device compile the decoder for a bucket, and run what it made of it once, over padding alone.
+
+        Many compilers begin when they see the first tensors.
+        """
+        graph = _with_code_of_its_own(self._decoder, bucket)
+        compiled = self._device.compile_graph(graph, bucket)
+        if compiled is not graph:
+            compiled(padding_inputs(self._description, bucket, self._device.torch_device))
+        self._graphs[bucket] = compiled
 
     def step(self, step: ProgramStep) -> ProgramOutput:
-        greedy = ChoiceTensors.greedy(step.bucket.requests, self._vocab_size, step.token_ids.device)
+        vocab_size = self._description.vocab_size
+        greedy = ChoiceTensors.greedy(step.bucket.requests, vocab_size, step.token_ids.device)
         inputs = GraphInputs(
             token_ids=step.token_ids,
             positions=step.positions,
@@ -180,6 +190,39 @@ class StaticProgram(ModelProgram):
 
     def close(self) -> None:
         self._graphs.clear()
+
+
+def padding_inputs(description: DecoderDescription, bucket: Bucket, device: torch.device) -> GraphInputs:
+    """Return the tensors of a step that nobody has a request in."""
+    requests, tokens, context = bucket
+
+    def filled(value: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.full(shape, value, dtype=dtype, device=device)
+
+    return GraphInputs(
+        token_ids=filled(0, tokens),
+        positions=filled(0, tokens),
+        seq_lens=filled(0, requests, dtype=torch.int32),
+        last_tokens=filled(0, requests),
+        block_tables=tuple(
+            filled(-1, requests, context // group.block_size, dtype=torch.int32) for group in description.cache_groups
+        ),
+        slot_mappings=tuple(filled(-1, tokens) for _ in description.cache_groups),
+        choice=ChoiceTensors.greedy(requests, description.vocab_size, device),
+    )
+
+
+def _with_code_of_its_own(decoder: StaticGraph, bucket: Bucket) -> StaticGraph:
+    """Return a function that calls ``decoder`` and whose code no other has.
+
+    ``torch.compile`` counts what it makes of one code, gives up behind a few, and looks through all of it in each step.
+    """
+
+    def graph(inputs: GraphInputs) -> GraphOutputs:
+        return decoder(inputs)
+
+    name = f"decoder_{bucket.requests}_{bucket.tokens}_{bucket.context}"
+    return FunctionType(graph.__code__.replace(co_name=name), graph.__globals__, name, None, graph.__closure__)
 
 
 class _Outputs(ProgramOutput):
@@ -207,4 +250,6 @@ def build_static_program(
             f"The plain-torch program computes decoders of version {DESCRIPTION_VERSION}; this one needs "
             f"{description.version}."
         )
-    return StaticProgram(device, StaticDecoder(device, description, weights, pools), description.vocab_size)
+    if not all(layer.attention.params.causal for layer in description.layers):
+        raise UnsupportedFeature("The plain-torch program computes causal attention only; a layer is not causal.")
+    return StaticProgram(device, StaticDecoder(device, description, weights, pools), description)

@@ -17,7 +17,7 @@ ATTENTION_VARIANTS = ("sliding_window", "softcap", "sinks", "alibi")
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 KV_DTYPES = (*COMPUTE_DTYPES, *EIGHT_BITS)
 # Features besides ``op:<name>``; see ``Capabilities.features``.
-OTHER_FEATURES = ("graph", "swap", "collectives", "whole_model")
+OTHER_FEATURES = ("graph", "whole_model")
 
 
 def capability_checks() -> Iterator[Check]:
@@ -97,6 +97,9 @@ def check_batches(capabilities: Capabilities) -> None:
         _check_numbers(name, buckets)
         assert list(buckets) == sorted(buckets), f"{name} is {buckets}; name them in ascending order."
         assert buckets or not capabilities.static_shapes, f"static_shapes is declared, but {name} is empty."
+    contexts = capabilities.context_buckets
+    _check_numbers("context_buckets", contexts)
+    assert list(contexts) == sorted(contexts), f"context_buckets is {contexts}; name them in ascending order."
     _check_numbers("graph_sizes", capabilities.graph_sizes)
     assert list(capabilities.graph_sizes) == sorted(capabilities.graph_sizes), (
         f"graph_sizes is {capabilities.graph_sizes}; name them in ascending order."

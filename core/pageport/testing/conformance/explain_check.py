@@ -79,6 +79,10 @@ def _calls(context: Context, table: OpTable) -> Mapping[str, Callable[[], object
     positions = torch.arange(3, device=where)
     heads = [draw.normal(3, 2, 64).to(where) for _ in range(2)]
     calls["linear"] = _bound(table.linear, {"weight": weight, "x": draw.normal(3, 64).to(where)})
+    gate_up = torch.empty(3, 32, dtype=matrix.dtype, device=where)
+    calls["linear_silu_mul"] = _bound(
+        table.linear_silu_mul, {"weight": weight, "x": draw.normal(3, 64).to(where), "bias": None, "gate_up": gate_up}
+    )
     calls["embed"] = _bound(table.embed, {"weight": weight, "token_ids": positions})
     table_of_angles: Tensor = torch.ones(3, 64, device=where)
     calls["rope"] = lambda: table.rope(heads[0], heads[1], positions, table_of_angles, False)

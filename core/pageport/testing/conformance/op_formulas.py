@@ -94,6 +94,12 @@ def silu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(x)
 
 
+def gated(gate_up: Tensor) -> Tensor:
+    """Return silu(gate) * up of rows that hold both."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return silu(gate) * up
+
+
 def gate(inputs: Inputs) -> Tensor:
     return inputs["gate_up"].chunk(2, dim=-1)[0]
 
@@ -200,7 +206,7 @@ OPS: tuple[OpSpec, ...] = (
         op="silu_mul",
         label="silu_mul",
         draw=lambda draw, tokens, features: {"gate_up": draw.gate_up(tokens, features)},
-        formula=lambda i: silu(gate(i)) * up(i),
+        formula=lambda i: gated(i["gate_up"]),
         suspects={"gate and up are swapped": lambda i: silu(up(i)) * gate(i)},
     ),
     *_gelu_specs(tanh=True),

@@ -12,6 +12,7 @@ from pageport.testing.conformance.engine_bench import EngineBench, random_prompt
 from pageport.testing.conformance.engine_reference import TOLERANCES
 from pageport.testing.conformance.graph_check import counted_replays
 from pageport.testing.conformance.kv_rounding import EIGHT_BITS
+from pageport.testing.conformance.program_check import program_checks
 from pageport.testing.conformance.tiny_engine import TinyEngine, TinyModel, beam_request, request
 
 
@@ -26,6 +27,7 @@ def checks(context: Context) -> Iterator[Check]:
         for name, model in (("llama", bench.llama), ("gpt2", bench.gpt2)):
             yield check(f"{name}/graphs replayed", replayed, model)
             yield check(f"{name}/graphs turned off", together, model, enforce_eager=True)
+    yield from program_checks(bench)
     yield check("llama/preempted, recomputed", preempted, bench.llama)
     yield check("llama/preempted, swapped", swapped, bench.llama)
     for name, model in (("llama", bench.llama), ("gpt2", bench.gpt2)):

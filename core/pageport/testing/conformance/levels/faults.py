@@ -4,9 +4,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from pageport.backend.device import Device
 from pageport.backend.kv import KVSpec
+from pageport.backend.program import ModelProgram
 from pageport.errors import OutOfMemory
 from pageport.testing.conformance.check import Check, Level
 from pageport.testing.conformance.context import Context
@@ -17,6 +19,8 @@ from pageport.testing.tiny_model import BOS
 # An engine says what happened within this time; slower devices get ten times what the same request took before.
 PATIENCE_S = 5.0
 INJECTED = "injected by the conformance suite"
+# In place of an op, where a device runs whole models.
+PROGRAM = "a program's step"
 
 
 def checks(context: Context) -> Iterator[Check]:
@@ -25,11 +29,13 @@ def checks(context: Context) -> Iterator[Check]:
     def check(name: str, run: Callable[..., None], *arguments: object) -> Check:
         return Check(Level.FAULTS, f"faults/{name}", lambda now: run(bench, now, *arguments))
 
-    for op in ("attention", "linear", "write_kv"):
+    is_static = context.capabilities.static_shapes
+    for op in (PROGRAM,) if is_static else ("attention", "linear", "write_kv"):
         yield check(f"error in {op}, prefill", error_in_a_step, op, 0)
         yield check(f"error in {op}, decode", error_in_a_step, op, 3)
-    # Called once a step: it raises in the step after.
-    yield check("error in plan", error_in_a_step, "plan", 2)
+    if not is_static:
+        # Called once a step: it raises in the step after.
+        yield check("error in plan", error_in_a_step, "plan", 2)
     yield check("pool too large", pool_too_large)
     yield check("NaN in one request", nan_in_one_request)
     yield check("closed with work in flight", closed_with_work_in_flight)
@@ -56,18 +62,31 @@ class Fault:
 
 @contextmanager
 def faulty(device: Device, op: str) -> Iterator[Fault]:
-    """Put a fault before an op of ``device``; engines built meanwhile have it."""
-    fault, healthy = Fault(), getattr(device, op)
+    """Put a fault before an op of ``device``, or ``PROGRAM``; engines built meanwhile have it."""
+    fault = Fault()
+    name = "build_model" if op == PROGRAM else op
+    healthy = getattr(device, name)
+
+    def build(*arguments: Any) -> ModelProgram:
+        program: ModelProgram = healthy(*arguments)
+        setattr(program, "step", striking(fault, program.step))  # noqa: B010 - a method is replaced
+        return program
+
+    setattr(device, name, build if op == PROGRAM else striking(fault, healthy))
+    try:
+        yield fault
+    finally:
+        delattr(device, name)
+
+
+def striking(fault: Fault, healthy: Callable[..., object]) -> Callable[..., object]:
+    """Return a function that may fail before it does what it should."""
 
     def call(*arguments: object, **named: object) -> object:
         fault.strike()
         return healthy(*arguments, **named)
 
-    setattr(device, op, call)
-    try:
-        yield fault
-    finally:
-        delattr(device, op)
+    return call
 
 
 def error_in_a_step(bench: EngineBench, context: Context, op: str, failing_step: int) -> None:

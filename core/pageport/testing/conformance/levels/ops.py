@@ -14,6 +14,7 @@ from pageport.testing.conformance.check import Check, Level
 from pageport.testing.conformance.context import Context
 from pageport.testing.conformance.explain_check import explain_checks
 from pageport.testing.conformance.fetch_check import fetch_checks
+from pageport.testing.conformance.gated_product_check import gated_product_checks
 from pageport.testing.conformance.graph_check import graph_checks
 from pageport.testing.conformance.op_formulas import EPSILON, OPS, Draw, Inputs, OpSpec, rms_norm
 from pageport.testing.conformance.op_verdict import Guarded, check_op, check_values
@@ -32,6 +33,7 @@ def checks(context: Context) -> Iterator[Check]:
     yield from graph_checks(context)
     yield from fetch_checks()
     yield from rope_write_checks(context)
+    yield from gated_product_checks(context)
     for dtype in context.capabilities.compute_dtypes:
         for spec in OPS:
             yield _check(f"{spec.label}/{dtype}", partial(check_op_spec, spec=spec, dtype=dtype))
