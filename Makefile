@@ -6,7 +6,7 @@ BIN := .venv/bin
 # The CPU build of torch comes first: any other one is a CUDA build of several GB.
 TORCH ?= torch==2.13.0
 
-.PHONY: setup serve test test-all browser clients device-wheel sanitize check format clean
+.PHONY: setup serve test test-all test-tpu browser clients device-wheel sanitize check format clean
 
 setup: .venv/.ready
 
@@ -32,7 +32,19 @@ test: check
 
 test-all: check browser clients
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(MAKE) test-tpu
 	$(MAKE) sanitize
+
+# The TPU plugin in an environment of its own, with JAX and the compiler for TPUs.
+test-tpu: .venv-tpu/.ready
+	cd plugins/tpu && ../../.venv-tpu/bin/mypy
+	cd plugins/tpu && OMP_NUM_THREADS=1 ../../.venv-tpu/bin/python -m pytest -q -n 2 --dist load
+
+.venv-tpu/.ready: pyproject.toml plugins/tpu/pyproject.toml
+	test -x .venv-tpu/bin/python || $(PYTHON) -m venv .venv-tpu
+	.venv-tpu/bin/python -c "import torch" 2>/dev/null || .venv-tpu/bin/pip install --quiet "$(TORCH)"
+	.venv-tpu/bin/pip install --quiet --editable ".[cpu]" --editable "./plugins/tpu[tpu]" mypy pytest pytest-timeout pytest-xdist
+	touch $@
 
 # What the page is tested in.
 browser:
@@ -61,4 +73,4 @@ format: setup
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-tpu .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

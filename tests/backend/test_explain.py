@@ -125,7 +125,7 @@ def test_explanation_of_a_static_device_says_who_builds_and_compiles_which_progr
     # A prompt's last token and a lone decode have one shape.
     assert (programs.built_by, programs.compiled_by, programs.count) == (built_by, compiled_by, count)
     monkeypatch.setattr(command, "discover", lambda: FOUND)
-    command.print_explanation("keeping", 0)
+    command.print_explanation("keeping", 0, {}, simulates=False)
     printed = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert f"runs as whole programs {count} shapes" in printed
     assert "one prompt's next 1, 64 tokens" in printed

@@ -21,7 +21,7 @@ class CpuBackend(Backend):
     """The machine's own processors, as one device."""
 
     name = "cpu"
-    interface = (0, 1)
+    interface = (1, 0)
     priority = 0
     # OpenMP threads that spin for milliseconds at each barrier starve each other when anything else runs on the
     # machine: decoding was 15 times slower with both cores busy.

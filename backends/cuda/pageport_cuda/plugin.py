@@ -16,7 +16,7 @@ class CudaBackend(Backend):
     """NVIDIA GPUs, one as one device."""
 
     name = "cuda"
-    interface = (0, 1)
+    interface = (1, 0)
     priority = 30
     environment = ENVIRONMENT
 

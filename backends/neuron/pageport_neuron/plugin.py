@@ -25,7 +25,7 @@ class NeuronBackend(Backend):
     """AWS Trainium, one logical core as one device."""
 
     name = "neuron"
-    interface = (0, 1)
+    interface = (1, 0)
     priority = 20
 
     @classmethod

@@ -15,7 +15,7 @@ class RocmBackend(Backend):
     """AMD GPUs, one as one device."""
 
     name = "rocm"
-    interface = (0, 1)
+    interface = (1, 0)
     priority = 30
     environment = ENVIRONMENT
 

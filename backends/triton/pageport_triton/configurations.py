@@ -182,7 +182,7 @@ SM90 = Configuration(
         HeadClass(32, "dequantised"): PrefillTile(128, 64, 4, 3),
         HeadClass(64, "dequantised"): PrefillTile(128, 64, 8, 3),
         HeadClass(128, "dequantised"): PrefillTile(128, 64, 8, 3),
-        HeadClass(256, "dequantised"): PrefillTile(128, 32, 8, 3),
+        HeadClass(256, "dequantised"): PrefillTile(128, 16, 8, 3),
         HeadClass(32, "wide"): PrefillTile(64, 64, 4, 2),
         HeadClass(64, "wide"): PrefillTile(64, 32, 4, 2),
         HeadClass(128, "wide"): PrefillTile(32, 32, 8, 2, 32),
@@ -200,8 +200,11 @@ SM100 = replace(
     decode={**SM90.decode, HeadClass(64, "dequantised"): DecodeTile(64, 8, 5)},
     prefill={
         **SM90.prefill,
-        HeadClass(32, "dequantised"): PrefillTile(64, 64, 4, 3),
+        HeadClass(32, "dequantised"): PrefillTile(64, 32, 8, 3),
         HeadClass(64, "dequantised"): PrefillTile(64, 64, 4, 3),
+        HeadClass(128, "dequantised"): PrefillTile(128, 32, 8, 3),
+        HeadClass(32, "wide"): PrefillTile(64, 32, 4, 2),
+        HeadClass(64, "wide"): PrefillTile(64, 32, 8, 2),
     },
     split=SplitConfiguration(wanted_programs=4 * 148),
 )

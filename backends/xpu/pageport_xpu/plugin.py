@@ -18,7 +18,7 @@ class XpuBackend(Backend):
     """Intel GPUs, one as one device."""
 
     name = "xpu"
-    interface = (0, 1)
+    interface = (1, 0)
     priority = 20
     environment = ENVIRONMENT
 

@@ -81,6 +81,9 @@ class Device(ABC):
         and its result put in the captured batch; what a graph reads of a plan lies in memory that the next call of
         ``plan`` with as many requests fills anew.
 
+        With ``Capabilities.graphs_resize`` core captures the first step of decodes and the first one with prompts as
+        they are, and resizes these two graphs from then on (``Graph.resize``).
+
         Raises:
             UnsupportedFeature: the device has no graphs.
         """

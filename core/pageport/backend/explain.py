@@ -109,8 +109,9 @@ def explain(
         UnsupportedFeature: the backend cannot be simulated.
         BackendError: the device's overrides and its declared features disagree.
     """
+    report: tuple[str, ...] = (f"{name}: simulated on the host",)
     if simulates:
-        backend, report = installed(discovery, name), (f"{name}: simulated on the host",)
+        backend = installed(discovery, name)
     else:
         backend, report = select(discovery, name)
     # Only now is torch needed.

@@ -3,6 +3,8 @@
 from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple
 
+from pageport.errors import UnsupportedFeature
+
 
 class StepSize(NamedTuple):
     """How many rows the tensors of a step have: one a token, a request, or a token whose hidden state is wanted."""
@@ -27,5 +29,8 @@ class Graph(ABC):
 
         Only asked for with ``Capabilities.graphs_resize``. Every tensor begins where it did and its rows lie as far
         apart as they did; the captured function would have done the same, with other numbers of rows.
+
+        Raises:
+            UnsupportedFeature: the device has no such graphs.
         """
-        raise NotImplementedError(f"{type(self).__qualname__} cannot be resized")
+        raise UnsupportedFeature(f"{type(self).__qualname__} cannot be resized.")

@@ -10,8 +10,8 @@ from pageport.errors import UnsupportedFeature
 if TYPE_CHECKING:
     from pageport.backend.device import Device
 
-# The version of this interface: (major, minor). 0.x may change with a line in the changelog.
-INTERFACE = (0, 1)
+# The version of this interface: (major, minor). A minor one only adds; docs/interface.md has the promise.
+INTERFACE = (1, 0)
 
 
 @dataclass(frozen=True, kw_only=True)

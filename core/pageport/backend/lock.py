@@ -26,8 +26,9 @@ OTHER_NAMES = {
     "pageport.backend.weights": ["BLOCK_SCHEMES", "PLAIN_SCHEMES"],
     "pageport.backend.decoder_weights": ["DecoderWeights", "LayerWeights", "NormWeights", "Projection"],
     "pageport.backend.program": ["Bucket", "Compilation", "ModelProgram", "ProgramOutput", "ProgramStep"],
-    # What the inherited ops store: a device that replaces only attention reads it.
+    # What the inherited ops store: a device that replaces only attention, or takes over matrices, reads it.
     "pageport.backend.reference.kv": ["ReferenceKVPool"],
+    "pageport.backend.reference.weights": ["ReferenceWeight"],
     # What `Device.compile_graph` compiles.
     "pageport.backend.reference.static_decoder": ["GraphInputs", "GraphOutputs", "StaticGraph"],
     "pageport.backend.reference.static_choose": ["ChoiceTensors"],

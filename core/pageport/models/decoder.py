@@ -98,6 +98,8 @@ class Decoder:
             layer(buffers, positions, pools, batches)
         last, buffers = self._layers[-1], self._buffers[-1]
         last.attend(buffers, positions, pools, batches)
+        if rows is not None and not rows.shape[0]:
+            return buffers.normed[:0]  # no op is asked for no rows
         tail = buffers if rows is None else self._pick_rows(buffers, rows)
         last.finish(tail)
         return tail.normed
@@ -109,6 +111,8 @@ class Decoder:
         if rows is not None:
             gathered = self._workspace.growing_view("gathered", rows.shape[0], hidden.shape[1])
             hidden = self._gather_rows(hidden, rows, gathered)
+        if not hidden.shape[0]:
+            return hidden.new_empty((0, self._spec.vocab_size))
         head = self._weights.lm_head
         logits = self._workspace.growing_view("logits", hidden.shape[0], self._stored_vocab)
         self._linear(head.weight, hidden, head.bias, logits)

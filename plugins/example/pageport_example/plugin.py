@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 class ExampleBackend(Backend):
     name = "example"
-    interface = (0, 1)  # what it was written for
+    interface = (1, 0)  # what it was written for
     priority = -1  # `--backend auto` prefers the CPU, which has 0
 
     @classmethod

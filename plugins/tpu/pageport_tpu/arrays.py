@@ -1,19 +1,24 @@
 """Between torch tensors on the host and JAX arrays."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import torch
 from jax import Array
 from torch import Tensor
 
+# One of ``jax.devices()``; the class has no name that every type checker takes for one.
+JaxDevice = Any
 
-def shared_array(tensor: Tensor, device: jax.Device) -> Array:
+
+def shared_array(tensor: Tensor, device: JaxDevice) -> Array:
     """Return a tensor that nobody writes to as an array; on the host they share memory."""
     array: Array = jax.device_put(jax.dlpack.from_dlpack(tensor.detach().contiguous()), device)
     return array
 
 
-def copied_array(tensor: Tensor, device: jax.Device, rows: int | None = None, fill: int = 0) -> Array:
+def copied_array(tensor: Tensor, device: JaxDevice, rows: int | None = None, fill: int = 0) -> Array:
     """Copy a tensor; integers become 32 bits wide, and ``fill`` is appended up to ``rows`` rows."""
     values = tensor.detach()
     padding = 0 if rows is None else rows - len(values)

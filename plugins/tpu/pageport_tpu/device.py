@@ -20,7 +20,7 @@ from pageport.backend.device import Device
 from pageport.backend.program import Bucket, Compilation, ModelProgram
 from pageport.errors import BackendUnavailable, OutOfMemory, UnsupportedFeature
 from pageport_tpu import kv
-from pageport_tpu.arrays import as_tensor, copied_array, padded_size
+from pageport_tpu.arrays import JaxDevice, as_tensor, copied_array, padded_size
 from pageport_tpu.attention import Formula, Sequences, paged_attention
 from pageport_tpu.kv import KVPool
 from pageport_tpu.parameters import parameters_of
@@ -53,7 +53,7 @@ _attention = jax.jit(paged_attention, static_argnames=("formula", "interpret"))
 class TpuDevice(Device):
     """One JAX device: a TPU, or the CPU in its place."""
 
-    def __init__(self, device: jax.Device) -> None:
+    def __init__(self, device: JaxDevice) -> None:
         self._device = device
         self._compiled = CompiledSteps()
 

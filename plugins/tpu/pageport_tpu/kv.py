@@ -13,7 +13,7 @@ from jax import Array
 from torch import Tensor
 
 from pageport.backend import KVSpec
-from pageport_tpu.arrays import padded_size
+from pageport_tpu.arrays import JaxDevice, padded_size
 
 
 class LayerCache(NamedTuple):
@@ -83,7 +83,7 @@ def bytes_per_block(spec: KVSpec) -> int:
     return spec.num_layers * numbers * jnp.dtype(spec.dtype).itemsize
 
 
-def allocate(spec: KVSpec, num_blocks: int, device: jax.Device) -> KVPool:
+def allocate(spec: KVSpec, num_blocks: int, device: JaxDevice) -> KVPool:
     """Allocate a pool of zeros."""
 
     def zeros(size: int) -> Array:

@@ -11,6 +11,9 @@ from jax.experimental import topologies
 
 from pageport_tpu.program import StepShapes
 
+# Else libtpu asks the cloud which chips this machine has, and refuses to be loaded by two processes at once.
+_ONLY_COMPILES = ("TPU_SKIP_MDS_QUERY", "ALLOW_MULTIPLE_LIBTPU_LOAD")
+
 
 def lower(shapes: StepShapes) -> str:
     """Lower a step (``TpuProgram.shapes`` of a bucket) for a TPU and return the module's text."""
@@ -20,7 +23,7 @@ def lower(shapes: StepShapes) -> str:
 
 def compile_for(topology: str, shapes: StepShapes) -> Any:
     """Compile a step for the first chip of a topology ("v5e:2x2", say) and return the ``jax.stages.Compiled``."""
-    # Else libtpu asks the cloud which chips this machine has.
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    for name in _ONLY_COMPILES:
+        os.environ.setdefault(name, "1")
     chips = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
     return shapes._replace(interpret=False).placed_on(chips[0]).traced().lower().compile()

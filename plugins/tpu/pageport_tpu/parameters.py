@@ -2,13 +2,12 @@
 
 from typing import NamedTuple
 
-import jax
 from jax import Array
 from torch import Tensor
 
 from pageport.backend.decoder_weights import DecoderWeights, LayerWeights, NormWeights
 from pageport.backend.decoder_weights import Projection as StoredProjection
-from pageport_tpu.arrays import shared_array
+from pageport_tpu.arrays import JaxDevice, shared_array
 
 
 class Norm(NamedTuple):
@@ -43,13 +42,13 @@ class Parameters(NamedTuple):
     rope_tables: tuple[Array, ...]
 
 
-def parameters_of(weights: DecoderWeights, device: jax.Device) -> Parameters:
+def parameters_of(weights: DecoderWeights, device: JaxDevice) -> Parameters:
     """Hand the weights to a JAX device; a matrix that is used twice is handed over once."""
     return _Transfer(device).decoder(weights)
 
 
 class _Transfer:
-    def __init__(self, device: jax.Device) -> None:
+    def __init__(self, device: JaxDevice) -> None:
         self._device = device
         self._arrays: dict[int, Array] = {}  # by the identity of the tensor, which outlives the transfer
 

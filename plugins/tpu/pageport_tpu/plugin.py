@@ -15,7 +15,7 @@ class TpuBackend(Backend):
     """TPU chips, one as one device; or one that is simulated on the host."""
 
     name = "tpu"
-    interface = (0, 1)
+    interface = (1, 0)
     priority = 30
 
     @classmethod

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pageport.backend import DecoderDescription
 from pageport.backend.program import Bucket, Compilation, ModelProgram, ProgramOutput, ProgramStep
-from pageport_tpu.arrays import as_tensor, copied_array
+from pageport_tpu.arrays import JaxDevice, as_tensor, copied_array
 from pageport_tpu.decoder import StepInputs, StepOutputs, decode_step
 from pageport_tpu.kv import KVPool
 from pageport_tpu.parameters import Parameters
@@ -32,7 +32,7 @@ class StepShapes(NamedTuple):
         leaves, tree = jax.tree.flatten((self.parameters, self.pools, self.inputs))
         return self.description, self.interpret, tree, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
-    def placed_on(self, device: jax.Device) -> "StepShapes":
+    def placed_on(self, device: JaxDevice) -> "StepShapes":
         """Return the shapes of arrays on a device."""
         sharding = jax.sharding.SingleDeviceSharding(device)
         trees = (self.parameters, self.pools, self.inputs)
@@ -70,7 +70,7 @@ class TpuProgram(ModelProgram):
         parameters: Parameters,
         pools: Sequence[KVPool],
         compiled: CompiledSteps,
-        device: jax.Device,
+        device: JaxDevice,
     ) -> None:
         self._description = description
         self._parameters: Parameters | None = parameters
