@@ -233,10 +233,14 @@ PAGEPORT_KERNEL(linear_float, pageport::LinearFloat) {
     const Product product(a, x);
     parallel_ranges(a.rows, 1 + SMALLEST_WORK / a.in_features,
                     [&](int64_t first, int64_t last) { product.convert_rows(first, last); });
-    const int64_t smallest = 1 + SMALLEST_WORK / (a.in_features * PANEL);
     const auto run_units = [&](int64_t first, int64_t last) {
         for (int64_t unit = first; unit < last; ++unit) product.run_unit(unit);
     };
+    if (a.rows > CHUNK_TILES) {
+        parallel_tiles(product.num_units(), 1, run_units);
+        return;
+    }
+    const int64_t smallest = 1 + SMALLEST_WORK / (a.in_features * PANEL);
     constexpr int64_t PIECES_PER_THREAD = 4;  // one that is held up leaves its later pieces to the others
     parallel_ranges(product.num_units(), smallest, run_units, PIECES_PER_THREAD);
 }

@@ -331,10 +331,14 @@ PAGEPORT_KERNEL(linear_int8, pageport::LinearInt8) {
         for (int64_t i = first; i < last; ++i) quantise_block(a, kernel, blocks.at(i), memory);
     });
 
-    // A thread gets 2 µs of work at least; where there is much, it comes in smaller pieces, for whoever is free.
     const int64_t panels = (out_columns(a) + OUTPUTS - 1) / OUTPUTS;
+    const auto piece = [&](int64_t first, int64_t last) { multiply_panels(a, kernel, blocks, memory, first, last); };
+    if (a.rows > BLOCK_ROWS) {
+        parallel_tiles(panels, TILE_PANELS, piece);
+        return;
+    }
+    // A thread gets 2 µs of work at least; where there is much, it comes in smaller pieces, for whoever is free.
     const int64_t smallest = 1 + 16384 / (a.in_features * (a.rows < BLOCK_ROWS ? a.rows + 2 : BLOCK_ROWS));
     const int64_t pieces_per_thread = panels < (a.rows < BLOCK_ROWS ? 16 : 4) * smallest * num_threads() ? 1 : 4;
-    const auto piece = [&](int64_t first, int64_t last) { multiply_panels(a, kernel, blocks, memory, first, last); };
     parallel_ranges(panels, smallest, piece, pieces_per_thread);
 }

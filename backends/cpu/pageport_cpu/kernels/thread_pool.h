@@ -33,4 +33,22 @@ inline void parallel_ranges(int64_t count, int64_t smallest, const Function& fun
     parallel_for(pieces, [&](int64_t i) { function(count * i / pieces, count * (i + 1) / pieces); });
 }
 
+// Like parallel_for over pieces [first, last) of `count` items, which go by whole tiles of `tile` items while there are
+// enough for every thread: then all threads have the same work, and who was held up is helped out piece by piece.
+template <class Function>
+inline void parallel_tiles(int64_t count, int64_t tile, const Function& function) {
+    constexpr int64_t MOST_TURNS = 12;
+    const int64_t threads = num_threads(), tiles = count / (threads * tile);
+    const int64_t size = tile * (tiles < MOST_TURNS ? 1 : tiles / MOST_TURNS);
+    const int64_t whole = count / (threads * size) * threads, rest = count - whole * size;
+    const int64_t parts = rest < threads ? rest : threads;
+    parallel_for(whole + parts, [&](int64_t i) {
+        if (i < whole) {
+            function(i * size, (i + 1) * size);
+        } else {
+            function(whole * size + rest * (i - whole) / parts, whole * size + rest * (i - whole + 1) / parts);
+        }
+    });
+}
+
 }  // namespace pageport
