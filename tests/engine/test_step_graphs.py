@@ -16,7 +16,10 @@ from pageport.engine.step_buffers import DecodeStep
 from pageport.engine.step_graphs import MAX_GRAPHS, StepGraphs
 from pageport.models.inputs import ModelInputs
 from pageport.testing.conformance.tiny_engine import Answers, TinyEngine, TinyModel, beam_request, request
+from pageport.testing.reference_device import ReferenceDevice
 from pageport.testing.replaying_device import ReplayingDevice
+from pageport.testing.static_device import StaticDevice
+from pageport_cpu.plugin import CpuBackend
 
 LLAMA = TinyModel()
 GPT2 = TinyModel(architecture="gpt2")
@@ -281,11 +284,34 @@ def decode_step(size: int) -> DecodeStep:
 
 
 @pytest.mark.parametrize(
-    ("eager", "words"), [(False, "replayed (--enforce-eager turns it off)"), (True, "op by op, as --enforce-eager")]
+    ("open_device", "eager", "words"),
+    [
+        (ReplayingDevice, False, "decodes are captured once a batch size and replayed (--enforce-eager turns it off)"),
+        (
+            lambda: CpuBackend().open(0, {"threads": "1"}),
+            False,
+            "steps are captured once and replayed (--enforce-eager turns it off)",
+        ),
+        (ReplayingDevice, True, "op by op, as --enforce-eager says"),
+        (ReferenceDevice, False, "op by op: the backend replays no graphs"),
+        (
+            lambda: StaticDevice((8,), (2,), (64,)),
+            False,
+            "whole programs, 2 compiled: 2 decodes or 8 tokens of a prompt",
+        ),
+    ],
+    ids=["by size", "in any size", "eager", "without graphs", "programs"],
 )
-def test_summary_says_whether_graphs_are_replayed(eager, words, tmp_path):
+def test_summary_says_how_steps_are_computed(open_device, eager, words, tmp_path):
     LLAMA.write(tmp_path)
-    config = builder.EngineConfig.from_flat(model=str(tmp_path), enforce_eager=eager, num_kv_blocks=8, max_model_len=64)
-    built = builder.build_engine_on(ReplayingDevice(), builder.open_model(config.model), config, backend_name="test")
+    config = builder.EngineConfig.from_flat(
+        model=str(tmp_path),
+        enforce_eager=eager,
+        num_kv_blocks=8,
+        max_model_len=64,
+        max_num_seqs=2,
+        max_num_batched_tokens=8,
+    )
+    built = builder.build_engine_on(open_device(), builder.open_model(config.model), config, backend_name="test")
     built.close()
     assert words in built.info.summary[-1]
