@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from pageport.backend.batch import AttentionBatch
 from pageport.backend.capabilities import Capabilities
@@ -16,6 +17,7 @@ from pageport.errors import UnsupportedFeature
 from pageport.sampling.params import SamplingParams
 from pageport.testing.conformance.tiny_engine import Answer, TinyEngine, TinyModel, request
 from pageport.testing.reference_device import ReferenceDevice
+from pageport.testing.tiny_model import VOCAB_SIZE
 
 
 class RecordingStaticDevice(ReferenceDevice):
@@ -125,6 +127,21 @@ def test_what_fills_a_step_up_is_null() -> None:
         for table, length in zip(inputs.block_tables[0], inputs.seq_lens.tolist(), strict=True):
             used = -(-length // 16)
             assert (table[:used] >= 0).all() and (table[used:] == -1).all()
+
+
+def test_a_long_prompt_is_scored_by_one_product_a_step() -> None:
+    class CountingDevice(RecordingStaticDevice):
+        heads = 0
+
+        def linear(self, weight: Any, x: Tensor, bias: Any = None, out: Any = None) -> Tensor:
+            self.heads += len(x) == 512 and weight.dense.shape[0] == VOCAB_SIZE
+            return super().linear(weight, x, bias, out)
+
+    device = CountingDevice(token_buckets=(512,), context_buckets=(600,))
+    with TinyEngine(device, TinyModel(max_positions=600), block_size=16, max_num_batched_tokens=512) as engine:
+        answers = engine.run(request("long", [7] * 511, max_tokens=1, prompt_logprobs=1))
+    assert len(answers["long", 0].prompt_logprobs) == 510
+    assert device.heads == 1
 
 
 def test_more_decodes_and_longer_prompts_than_fit_take_several_steps() -> None:

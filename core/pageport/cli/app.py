@@ -111,8 +111,8 @@ def explain(
     ] = False,
 ) -> None:
     """Open a device and show its capabilities and what serves each op."""
-    from pageport.cli.backend_options import read_backend_options
     from pageport.cli.backends import print_explanation
+    from pageport.engine.backend_options import read_backend_options
 
     print_explanation(name, device, read_backend_options(backend_option or []), simulates=simulate)
 

@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.table import Table
 
 from pageport.backend.discovery import discover, installed
-from pageport.cli.backend_options import read_backend_options
 from pageport.config import EngineConfig
+from pageport.engine.backend_options import read_backend_options
 from pageport.engine.environment import set_environment
 from pageport.engine.progress import progress_bar
 from pageport.errors import ConfigurationError

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from pageport.backend.discovery import discover, installed, select
-from pageport.cli.backend_options import read_backend_options
+from pageport.engine.backend_options import read_backend_options
 from pageport.engine.environment import set_environment
 from pageport.errors import ConfigurationError
 

@@ -21,7 +21,8 @@ from pageport.engine.static_forward import StaticForward
 from pageport.engine.step_buffers import StepBuffers
 from pageport.errors import UnsupportedFeature
 from pageport.models.decoder import Decoder
-from pageport.models.description import describe_decoder, rope_tables
+from pageport.models.description import describe_decoder
+from pageport.models.rope import rope_tables
 from pageport.models.spec import DecoderSpec
 
 Progress = Callable[[int, int], None]
@@ -112,7 +113,7 @@ def static_forward(model: ModelOnDevice, limits: Limits, plan: BucketPlan, progr
             f"This decoder needs version {description.version} of whole_model; the device declares {declared}. Upgrade "
             "the backend, or use another one (pageport backends)."
         )
-    weights = replace(model.weights, rope_tables=rope_tables(spec, limits.max_model_len, device.torch_device))
+    weights = replace(model.weights, rope_tables=rope_tables(spec.ropes, limits.max_model_len, device.torch_device))
     with torch.inference_mode():
         program = device.build_model(description, weights, model.pools.on_device, plan.buckets)
         for done, bucket in enumerate(plan.buckets):

@@ -16,6 +16,7 @@ from pageport.backend.op_table import compile_ops
 from pageport.backend.reference.choose import choose_tokens
 from pageport.cache.block_manager import BlockManager
 from pageport.config import EngineConfig, ModelConfig, SchedulerConfig
+from pageport.engine.backend_options import read_backend_options
 from pageport.engine.bucket_plan import longest_context
 from pageport.engine.build_forward import Limits, ModelOnDevice, bucket_plan, op_forward, static_forward
 from pageport.engine.cache_plan import CachePlan, GroupNeeds, plan_cache
@@ -69,7 +70,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Buil
     """
     model = open_model(config.model)
     backend, why = select(discover(), config.backend.backend)
-    device = backend().open(config.backend.device, _options(config.backend.backend_options))
+    device = backend().open(config.backend.device, read_backend_options(config.backend.backend_options))
     try:
         return build_engine_on(device, model, config, backend_name=backend.name, why=why, progress=progress)
     except BaseException:
@@ -197,16 +198,6 @@ def _with_step_tokens(config: SchedulerConfig, capabilities: Capabilities) -> Sc
     if config.max_num_batched_tokens is not None or capabilities.step_tokens is None:
         return config
     return replace(config, max_num_batched_tokens=max(capabilities.step_tokens, config.max_num_seqs))
-
-
-def _options(pairs: tuple[str, ...]) -> dict[str, str]:
-    options = {}
-    for pair in pairs:
-        key, separator, value = pair.partition("=")
-        if not separator or not key:
-            raise ConfigurationError(f"--backend-option is {pair!r}; write key=value.")
-        options[key] = value
-    return options
 
 
 def _check_context(asked: int | None, spec: DecoderSpec) -> None:

@@ -185,6 +185,8 @@ class _Programs(Computed):
         self._token_ids: dict[int, Tensor] = {}
         self._peaks: dict[int, Tensor] = {}
         self._choice: Choice | None = None
+        # The last output whose tokens were scored, and their logits: a long prompt is read some rows at a time.
+        self._scored: tuple[ProgramOutput, Tensor] | None = None
 
     def add(self, pieces: Sequence[Piece], output: ProgramOutput) -> None:
         """Note whose tokens a step had; a later step of the same entry had its next tokens."""
@@ -224,10 +226,15 @@ class _Programs(Computed):
         return torch.stack(rows)
 
     def logits(self, entry: int, start: int, stop: int) -> Tensor:
-        return self._of_tokens(entry, start, stop, lambda output: self._head(output.hidden()))
+        return self._of_tokens(entry, start, stop, self._score)
 
     def hidden(self, entry: int, start: int, stop: int) -> Tensor:
         return self._of_tokens(entry, start, stop, lambda output: output.hidden())
+
+    def _score(self, output: ProgramOutput) -> Tensor:
+        if self._scored is None or self._scored[0] is not output:
+            self._scored = output, self._head(output.hidden()).cpu()
+        return self._scored[1]
 
     def _of_tokens(self, entry: int, start: int, stop: int, read: Callable[[ProgramOutput], Tensor]) -> Tensor:
         if start >= stop:

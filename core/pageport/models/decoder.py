@@ -10,11 +10,12 @@ from torch import Tensor
 from pageport.backend.batch import AttentionBatch
 from pageport.backend.decoder_weights import DecoderWeights
 from pageport.backend.op_table import OpTable
+from pageport.models.description import rounded_embedding_scale
 from pageport.models.inputs import ModelInputs
 from pageport.models.layer import DecoderLayer, LayerBuffers, LayerShape, TailBuffers
 from pageport.models.norms import Norm, make_norm
-from pageport.models.rope import rope_table
-from pageport.models.spec import DecoderSpec, cache_groups
+from pageport.models.rope import rope_tables
+from pageport.models.spec import DecoderSpec, cache_homes
 from pageport.models.workspace import Workspace
 
 
@@ -48,16 +49,14 @@ class Decoder:
         self._embed, self._add, self._scale = ops.embed, ops.add, ops.scale
         self._linear, self._softcap, self._gather_rows = ops.linear, ops.softcap, ops.gather_rows
         # Gemma multiplies by the scale as its dtype can express it.
-        self._embedding_scale = (
-            None if spec.embedding_scale is None else torch.tensor(spec.embedding_scale, dtype=dtype).item()
-        )
+        self._embedding_scale = rounded_embedding_scale(spec, dtype)
         norms = [
             make_norm(layer.attention_norm, layer_weights.attention_norm, ops)
             for layer, layer_weights in zip(spec.layers, weights.layers, strict=True)
         ]
         norms.append(make_norm(spec.final_norm, weights.final_norm, ops))
         self._first_norm = norms[0]
-        tables = [rope_table(rope, max_model_len or spec.max_positions).to(device) for rope in spec.ropes]
+        tables = rope_tables(spec.ropes, max_model_len or spec.max_positions, device)
         self._layers = _bind_layers(spec, weights, ops, norms[1:], tables)
         self._workspace = Workspace(dtype, device)
         shapes = [LayerShape.of(layer) for layer in spec.layers]
@@ -149,11 +148,7 @@ class Decoder:
 def _bind_layers(
     spec: DecoderSpec, weights: DecoderWeights, ops: OpTable, next_norms: Sequence[Norm], tables: Sequence[Tensor]
 ) -> list[DecoderLayer]:
-    homes = {
-        layer: (group_index, cache_layer)
-        for group_index, group in enumerate(cache_groups(spec))
-        for cache_layer, layer in enumerate(group.layers)
-    }
+    homes = cache_homes(spec)
     layers = []
     for index, (layer, layer_weights) in enumerate(zip(spec.layers, weights.layers, strict=True)):
         rope = layer.attention.rope
@@ -163,8 +158,8 @@ def _bind_layers(
                 layer_weights,
                 ops,
                 next_norm=next_norms[index],
-                cache_group=homes[index][0],
-                cache_layer=homes[index][1],
+                cache_group=homes[index].group,
+                cache_layer=homes[index].layer,
                 rope_table=None if rope is None else tables[rope],
                 rope_interleaved=rope is not None and spec.ropes[rope].interleaved,
             )

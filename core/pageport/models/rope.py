@@ -15,6 +15,11 @@ from pageport.models.rope_types import check_rope_type
 from pageport.models.spec import RopeSpec
 
 
+def rope_tables(ropes: Sequence[RopeSpec], num_positions: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Return the table of each, on the device."""
+    return tuple(rope_table(rope, num_positions).to(device) for rope in ropes)
+
+
 def rope_table(rope: RopeSpec, num_positions: int) -> Float[Tensor, "positions rotary_size"]:
     """Return the cosines, then the sines, of the angles of positions 0 … ``num_positions - 1``, in float32 on the host.
 

@@ -6,7 +6,7 @@ devices that compile whole graphs receive the same description.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pageport.backend.kv import KVSpec
 
@@ -184,3 +184,19 @@ def cache_groups(spec: DecoderSpec) -> tuple[CacheGroup, ...]:
         CacheGroup(layers=tuple(layers), num_kv_heads=kv_heads, head_size=head_size, sliding_window=window or None)
         for (window, kv_heads, head_size), layers in sorted(members.items())
     )
+
+
+class CacheHome(NamedTuple):
+    """Where a layer's keys and values live."""
+
+    group: int  # of ``cache_groups``
+    layer: int  # of that group's pool
+
+
+def cache_homes(spec: DecoderSpec) -> dict[int, CacheHome]:
+    """Return the home of every layer."""
+    return {
+        layer: CacheHome(group_index, cache_layer)
+        for group_index, group in enumerate(cache_groups(spec))
+        for cache_layer, layer in enumerate(group.layers)
+    }

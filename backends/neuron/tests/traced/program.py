@@ -13,7 +13,8 @@ from pageport.config import ModelConfig
 from pageport.engine.builder import open_model
 from pageport.engine.messages import EngineRequest
 from pageport.errors import BackendError
-from pageport.models.description import describe_decoder, rope_tables
+from pageport.models.description import describe_decoder
+from pageport.models.rope import rope_tables
 from pageport.models.spec import cache_groups
 from pageport.models.weights import load_decoder_weights
 from pageport.sampling.params import SamplingParams
@@ -87,7 +88,7 @@ def program(simulated, tmp_path):
     kv = cache_groups(spec)[0].kv_spec(16, "float32")
     weights = replace(
         load_decoder_weights(spec, checkpoint, simulated, "float32"),
-        rope_tables=rope_tables(spec, 128, simulated.torch_device),
+        rope_tables=rope_tables(spec.ropes, 128, simulated.torch_device),
     )
     description = describe_decoder(spec, [kv], compute_dtype="float32", max_model_len=128)
     program = simulated.build_model(description, weights, [simulated.allocate_kv(kv, 64)], [PROMPT])

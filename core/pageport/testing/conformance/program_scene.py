@@ -14,7 +14,8 @@ from pageport.backend.device import Device
 from pageport.backend.kv import AttentionParams, KVSpec
 from pageport.backend.program import Bucket, ModelProgram, ProgramOutput, ProgramStep
 from pageport.engine.builder import OpenModel
-from pageport.models.description import describe_decoder, rope_tables
+from pageport.models.description import describe_decoder
+from pageport.models.rope import rope_tables
 from pageport.models.spec import cache_groups
 from pageport.models.weights import load_decoder_weights
 
@@ -56,7 +57,7 @@ class ProgramScene:
         self._description = describe_decoder(model.spec, self.kv_specs, compute_dtype=dtype, max_model_len=length)
         self._weights = replace(
             load_decoder_weights(model.spec, model.checkpoint, device, dtype),
-            rope_tables=rope_tables(model.spec, length, device.torch_device),
+            rope_tables=rope_tables(model.spec.ropes, length, device.torch_device),
         )
         self.pools = [device.allocate_kv(spec, num_blocks) for spec in self.kv_specs]
         for group, spec in enumerate(self.kv_specs):
