@@ -144,6 +144,7 @@ ENGINES: Sequence[Engine] = (
     _pageport("int8-kv8", MODELS / "hf-float32", "--setting", "quantization=int8", "--setting", "kv_cache_dtype=int8"),
     _pageport("float32", GGUF, "--setting", "dtype=float32"),
     _pageport("float32-kv16", GGUF, "--setting", "dtype=float32", "--setting", "kv_cache_dtype=bfloat16"),
+    _pageport("float32-kv8", GGUF, "--setting", "dtype=float32", "--setting", "kv_cache_dtype=int8"),
     *_llama_cpp("q4_1", GGUF),
     *_llama_cpp("q8_0", MODELS / "Q8_0.gguf"),
     *_llama_cpp("f16", MODELS / "F16.gguf"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pageport.testing.conformance.kv_rounding import EIGHT_BITS, kept, steps
+from pageport.testing.conformance.kv_rounding import EIGHT_BITS, kept, kept_rotated, rotated, steps
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
@@ -31,6 +31,26 @@ def test_a_scale_moves_the_range_of_floats():
 def test_integers_are_127ths_of_a_rows_largest():
     values = torch.tensor([[127.0, -1.4, 0.6], [0.0, 0.0, 0.0]])
     assert kept(values, "int8").tolist() == [[127.0, -1.0, 1.0], [0.0, 0.0, 0.0]]
+
+
+def test_features_are_rotated_by_the_largest_power_of_two_that_divides_them():
+    assert rotated(np.array([[1.0, 10.0, 100.0, 1000.0]])).tolist() == [[1111.0, -909.0, -1089.0, 891.0]]
+    assert rotated(np.array([1.0, 10.0, 2.0, 20.0, 3.0, 30.0])).tolist() == [11.0, -9.0, 22.0, -18.0, 33.0, -27.0]
+    assert rotated(np.array([1.0, 2.0, 3.0])).tolist() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("head_size", [1, 7, 48, 64])
+def test_products_of_rotated_numbers_are_theirs_times_how_many_are_rotated_together(head_size):
+    query, key = np.random.default_rng(head_size).standard_normal((2, 5, head_size))
+    together = head_size & -head_size
+    assert np.allclose(rotated(query) @ rotated(key).T, together * (query @ key.T))
+
+
+def test_a_large_feature_takes_less_from_a_rotated_key():
+    keys = torch.randn(100, 64) + 30 * torch.eye(64)[5]
+    exact = keys.double().numpy()
+    worst, worst_rotated = (np.abs(f(keys, "float8_e5m2", 0.5) - exact).max() for f in (kept, kept_rotated))
+    assert worst_rotated < 0.7 * worst
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", *EIGHT_BITS])

@@ -16,6 +16,8 @@ from pageport_cpu.library import DTYPE_CODES, Arguments, Integer, Library, Point
 
 # As torch names them. int8 keeps a float32 scale for each token and KV head.
 KV_DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8")
+# Of which dtypes keys are rotated before they are rounded.
+FEATURES = {"rotated_keys:float8_e5m2": 1}
 # A vector of keys lies in one block, and a tile of 64 in whole blocks or in one.
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 LARGEST_HEAD = 1024
@@ -39,6 +41,7 @@ class CpuKVPool:
 
     Keys are transposed, so that one vector holds one feature of neighbouring tokens and scores need no sum over lanes;
     of int8, four features or tokens that are summed lie side by side, as the processor multiplies them, keys plus 128.
+    Keys of e5m2 are rotated, as ``KVSpec`` describes and ``kernels/rotation.h`` does: rounding them loses half as much.
     All layers of a block lie together: used blocks then share the pages of memory that are backed.
     """
 

@@ -55,7 +55,7 @@ class NativeCpuDevice(CpuDevice):
             step_tokens=512,
             determinism="batch",
             graphs_resize=True,
-            features={**{f"op:{name}": 1 for name in OPS}, "graph": 1},
+            features={**{f"op:{name}": 1 for name in OPS}, **kv_pool.FEATURES, "graph": 1},
         )
 
     @property

@@ -113,9 +113,9 @@ class EmbedQuantisedArguments(Arguments):
 
 @dataclass(frozen=True, slots=True)
 class QuantisedWeight:
-    """A matrix of integers: products quantise their activations to int8, a row and 32 inputs at a time.
+    """A matrix of integers: products quantise their activations to int8, a row and some inputs at a time.
 
-    ``scheme`` is GGML's name of the blocks it came from, or ``int8``: one scale an output.
+    ``scheme`` is GGML's name of the blocks it came from (32 inputs at a time), or ``int8``: one scale an output (96).
     """
 
     scheme: str

@@ -13,9 +13,19 @@ from pageport.engine.step_buffers import NO_MIRROR
 from pageport.testing.conformance.attention_case import AttentionCase, Row
 from pageport.testing.conformance.attention_verdict import check_case
 from pageport.testing.conformance.context import Context
+from pageport.testing.conformance.oracle import DenseRequest, Formula, as_floats, attend
 from pageport_cpu.attention import attention
 from pageport_cpu.device import CpuDevice
-from pageport_cpu.kv_pool import BLOCK_SIZES, KV_DTYPES, CpuKVPool, allocate_kv, bytes_per_block, free_kv, write_kv
+from pageport_cpu.kv_pool import (
+    BLOCK_SIZES,
+    FEATURES,
+    KV_DTYPES,
+    CpuKVPool,
+    allocate_kv,
+    bytes_per_block,
+    free_kv,
+    write_kv,
+)
 from pageport_cpu.library import Library
 from pageport_cpu.plugin import CpuBackend
 
@@ -29,6 +39,7 @@ class KernelDevice(CpuDevice):
         self._capabilities = Capabilities(
             compute_dtypes=("float32", "bfloat16", "float16"),
             kv_dtypes=KV_DTYPES,
+            features=FEATURES,
             block_sizes=BLOCK_SIZES,
             kv_kinds=("full", "sliding"),
             attention_variants=("sliding_window", "softcap", "sinks", "alibi"),
@@ -103,7 +114,7 @@ def test_activations_may_be_narrow(context: Context, compute_dtype: str, kv_dtyp
     check_case(context, replace(USUAL, compute_dtype=compute_dtype, kv_dtype=kv_dtype))
 
 
-@pytest.mark.parametrize("kv_dtype", ("float32", "float8_e4m3fn", "int8"))
+@pytest.mark.parametrize("kv_dtype", ("float32", "float8_e4m3fn", "float8_e5m2", "int8"))
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_size", "value_head_size", "block_size"),
     (
@@ -148,22 +159,29 @@ GREATEST = 1200  # tokens of the longest request: three splits
 class Sequences:
     """Requests with random keys and values in permuted blocks, and a query for each token."""
 
-    def __init__(self, library: Library, kv_dtype: str, lengths: Sequence[int], params: AttentionParams) -> None:
+    def __init__(
+        self,
+        library: Library,
+        kv_dtype: str,
+        lengths: Sequence[int],
+        params: AttentionParams,
+        head_size: int = HEAD_SIZE,
+    ) -> None:
         self.library, self.lengths, self.params = library, lengths, params
         spec = KVSpec(
             num_layers=1,
             num_kv_heads=KV_HEADS,
-            head_size=HEAD_SIZE,
-            value_head_size=HEAD_SIZE,
+            head_size=head_size,
+            value_head_size=head_size,
             block_size=16,
             dtype=kv_dtype,
         )
         width = -(-max(lengths) // 16)
         self.tables = torch.randperm(len(lengths) * width).view(len(lengths), width).int()
         self.pool = allocate_kv(spec, self.tables.numel())
-        self.queries = [torch.randn(length, HEADS, HEAD_SIZE) for length in lengths]
+        self.queries = [torch.randn(length, HEADS, head_size) for length in lengths]
         for request, length in enumerate(lengths):
-            self.write(request, torch.randn(length, KV_HEADS, HEAD_SIZE), torch.randn(length, KV_HEADS, HEAD_SIZE), 0)
+            self.write(request, torch.randn(length, KV_HEADS, head_size), torch.randn(length, KV_HEADS, head_size), 0)
 
     def write(self, request: int, key: Tensor, value: Tensor, first: int) -> None:
         positions = torch.arange(first, first + len(key))
@@ -212,7 +230,7 @@ def params(request: pytest.FixtureRequest) -> AttentionParams:
     return PARAMS[request.param]
 
 
-@pytest.fixture(params=("float32", "bfloat16", "float8_e4m3fn", "int8"))
+@pytest.fixture(params=("float32", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"))
 def sequences(library: Library, params: AttentionParams, request: pytest.FixtureRequest) -> Sequences:
     return Sequences(library, request.param, (GREATEST, 30, 1, 500, 70), params)
 
@@ -270,6 +288,21 @@ def test_a_nan_reaches_only_those_who_see_it(library: Library, kv_dtype: str) ->
     assert torch.equal(after[:100], before[:100])
     assert after[100:, first_head:].isnan().all()
     assert after[100:, :first_head].isfinite().all()
+
+
+def test_a_large_feature_of_keys_and_queries_spoils_few_scores_over_e5m2(library: Library) -> None:
+    sequences = Sequences(library, "float8_e5m2", (200,), AttentionParams(scale=0.02), head_size=64)
+    query, key = sequences.queries[0], torch.randn(200, KV_HEADS, 64)
+    value = torch.randn(200, KV_HEADS, 64).to(torch.float8_e5m2).float()
+    query[..., 5] += 10
+    key[..., 5] += 30
+    sequences.write(0, key, value, 0)
+    exact, rounded_plainly = (
+        attend(DenseRequest(query=as_floats(query), keys=as_floats(kept), values=as_floats(value)), Formula(scale=0.02))
+        for kept in (key, key.to(torch.float8_e5m2).float())
+    )
+    lost, lost_plainly = (abs(found - exact).mean() for found in (as_floats(sequences.whole(0)), rounded_plainly))
+    assert lost < 0.4 * lost_plainly
 
 
 def test_padding_is_zero_whatever_lies_there(library: Library) -> None:

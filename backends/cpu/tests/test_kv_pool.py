@@ -9,6 +9,8 @@ from torch import Tensor
 from pageport.backend import AttentionParams, KVSpec
 from pageport.backend.reference.kv_rounding import to_float8, to_int8
 from pageport.errors import UnsupportedFeature
+from pageport.testing.conformance.kv_rounding import rotated, rotated_features
+from pageport.testing.conformance.oracle import as_floats
 from pageport_cpu.kv_pool import (
     BLOCK_SIZES,
     KV_DTYPES,
@@ -69,11 +71,21 @@ def read(pool: CpuKVPool, layer: int) -> Stored:
 
 
 def random_tokens(spec: KVSpec, count: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Views of one fused matrix, as a projection gives them."""
+    """Views of one fused matrix, as a projection gives them; float32 sums of its numbers are exact in any order."""
     key_columns = spec.num_kv_heads * spec.head_size
-    fused = torch.randn(count, key_columns + spec.num_kv_heads * spec.value_head_size).to(dtype)
+    numbers = torch.randn(count, key_columns + spec.num_kv_heads * spec.value_head_size)
+    fused = ((numbers * 1024).round() / 1024).to(dtype)
     key, value = fused[:, :key_columns], fused[:, key_columns:]
     return key.unflatten(1, (spec.num_kv_heads, -1)), value.unflatten(1, (spec.num_kv_heads, -1))
+
+
+def to_round(key: Tensor, dtype: str, k_scale: float = 1.0) -> Tensor:
+    """Return what a cache of this dtype rounds of keys, before it divides by ``k_scale``."""
+    if dtype != "float8_e5m2":
+        return key
+    largest = torch.finfo(getattr(torch, dtype)).max * k_scale
+    shares = rotated(as_floats(key.float().clamp(-largest, largest))) / rotated_features(key.shape[-1])
+    return torch.from_numpy(shares).float()
 
 
 def filled(library: Library, spec: KVSpec) -> CpuKVPool:
@@ -114,7 +126,7 @@ def test_eight_bit_floats_hold_quotients(
     k_scale, v_scale = (None if scale is None else torch.tensor(scale) for scale in scales)
     write_kv(library, pool, 0, key, value, slots, AttentionParams(scale=1.0, k_scale=k_scale, v_scale=v_scale))
     stored = read(pool, 0)
-    assert same_bits(stored.key[slots], to_float8(key, stored.key.dtype, k_scale))
+    assert same_bits(stored.key[slots], to_float8(to_round(key, dtype, scales[0] or 1.0), stored.key.dtype, k_scale))
     assert same_bits(stored.value[slots], to_float8(value, stored.value.dtype, v_scale))
 
 
@@ -142,8 +154,39 @@ def test_nan_stays_nan_in_eight_bit_floats(library: Library, dtype: str) -> None
     key[0, 1, 3] = value[0, 2, 6] = torch.nan
     write_kv(library, pool, 0, key, value, torch.tensor([17]), PLAIN)
     stored = read(pool, 0)
-    assert torch.equal(stored.key[17].float().isnan(), key[0].isnan())
+    # All four features that are rotated together are lost.
+    assert torch.equal(stored.key[17].float().isnan(), to_round(key, dtype)[0].isnan())
     assert torch.equal(stored.value[17].float().isnan(), value[0].isnan())
+
+
+@pytest.mark.parametrize("head_size", (1, 2, 7, 12, 24, 48, 64, 80, 96, 192, 1024))
+def test_keys_of_e5m2_are_rotated_before_they_are_rounded(library: Library, head_size: int) -> None:
+    spec = make_spec("float8_e5m2", head_size=head_size)
+    pool = allocate_kv(spec, NUM_BLOCKS)
+    key, value = random_tokens(spec, 9)
+    slots = torch.randperm(NUM_BLOCKS * spec.block_size)[:9]
+    write_kv(library, pool, 0, key, value, slots, PLAIN)
+    stored = read(pool, 0).key[slots]
+    # Numbers, not bits: sums of zeros may have either sign.
+    assert torch.equal(stored.float(), to_float8(to_round(key, "float8_e5m2"), torch.float8_e5m2, None).float())
+    turned_back = torch.from_numpy(rotated(as_floats(stored)))
+    # Rounding takes up to an eighth of each number, of the length of a whole key therefore no more either.
+    assert ((turned_back - key).norm(dim=-1) <= 0.126 * key.double().norm(dim=-1)).all()
+
+
+@pytest.mark.parametrize("k_scale", (None, torch.tensor(0.0625)), ids=("unscaled", "scaled"))
+def test_keys_of_e5m2_saturate_before_they_are_rotated(library: Library, k_scale: Tensor | None) -> None:
+    spec = make_spec("float8_e5m2", num_kv_heads=1, head_size=64)
+    pool = allocate_kv(spec, 1)
+    key, value = random_tokens(spec, 3)
+    # Sums of the largest number and of whole ones are exact. Two infinities would meet in a difference.
+    key = key.round()
+    key[0, 0, [3, 40]], key[1, 0, 5], key[2] = torch.inf, -torch.inf, 1e30
+    write_kv(library, pool, 0, key, value, torch.arange(3), AttentionParams(scale=1.0, k_scale=k_scale))
+    scale = 1.0 if k_scale is None else float(k_scale)
+    expected = to_float8(to_round(key, "float8_e5m2", scale), torch.float8_e5m2, k_scale)
+    assert torch.equal(read(pool, 0).key[:3].float(), expected.float())
+    assert expected.float().isfinite().all()
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)

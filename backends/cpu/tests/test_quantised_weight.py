@@ -45,8 +45,9 @@ def activations(rows: int, columns: int, dtype: torch.dtype = torch.float32, see
     return x.copy_(torch.randn(rows, columns, generator=generator) * torch.rand(rows, 1, generator=generator) * 10)
 
 
-def rounded(x: Tensor, group: int) -> Tensor:
+def rounded(x: Tensor, scheme: str) -> Tensor:
     """Return activations as a product takes them: multiples of 1/127 of the group's largest, ties to even."""
+    group = 96 if scheme == "int8" else 32
     padded = torch.unflatten(torch.nn.functional.pad(x.float(), (0, -x.shape[1] % group)), 1, (-1, group))
     scale = padded.abs().amax(-1, keepdim=True) * torch.tensor(1 / 127)
     integers = torch.where(scale >= 2.0**-126, torch.round(padded * (1 / scale)), 0)
@@ -73,7 +74,7 @@ def test_products_are_those_of_the_rounded_activations(library: Library, scheme:
     matrix = packed(library, scheme)
     x = activations(rows, IN_FEATURES)
 
-    assert_close(product(library, matrix.weight, x), rounded(x, 32), matrix.values)
+    assert_close(product(library, matrix.weight, x), rounded(x, scheme), matrix.values)
 
 
 @pytest.mark.parametrize("scheme", BLOCK_SCHEMES)
@@ -97,7 +98,7 @@ def test_every_dtype_of_activations_and_a_bias_are_taken(library: Library, schem
 
     out = product(library, matrix.weight, x, bias)
 
-    expected = rounded(x, 32)
+    expected = rounded(x, scheme)
     ones = torch.ones(9, 1, dtype=torch.float64)
     assert_close(out, torch.cat([expected, ones], 1), torch.cat([matrix.values, bias.double()[:, None]], 1), dtype)
 
@@ -108,7 +109,7 @@ def test_odd_numbers_of_outputs_and_groups_are_taken(library: Library, out_featu
         matrix = packed(library, scheme, out_features, in_features)
         x = activations(11, in_features)
 
-        assert_close(product(library, matrix.weight, x), rounded(x, 32), matrix.values)
+        assert_close(product(library, matrix.weight, x), rounded(x, scheme), matrix.values)
 
 
 @pytest.mark.parametrize("scheme", [*BLOCK_SCHEMES, "int8"])
@@ -156,7 +157,7 @@ def test_tiny_and_huge_activations_give_no_garbage(library: Library, scheme: str
 
     out = product(library, matrix.weight, x)
 
-    expected = rounded(x, 32) @ matrix.values.T
+    expected = rounded(x, scheme) @ matrix.values.T
     assert torch.allclose(out.double(), expected, rtol=1e-3, atol=max(size * 1e-3, 1e-40))
 
 
@@ -224,7 +225,7 @@ def test_products_with_numbers_quantised_on_load_are_exact(library: Library, sch
     matrix = quantised(library, scheme, 37, in_features)
     x = activations(9, in_features)
 
-    assert_close(product(library, matrix.weight, x), rounded(x, 32), matrix.values)
+    assert_close(product(library, matrix.weight, x), rounded(x, scheme), matrix.values)
 
 
 def test_int8_rounds_a_row_to_multiples_of_a_127th_of_its_largest(library: Library) -> None:

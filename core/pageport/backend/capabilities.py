@@ -62,5 +62,6 @@ class Capabilities:
     pipeline_depth: int = 0
     # Name of the torch.distributed backend for collectives, if any.
     collective_backend: str | None = None
-    # Optional features with their versions: "op:rms_norm": 1, "graph": 1, "whole_model": 1, …
+    # Optional features with their versions: "op:rms_norm": 1, "graph": 1, "whole_model": 1, and, as `KVSpec` says,
+    # "rotated_keys:float8_e5m2": 1, …
     features: Mapping[str, int] = field(default_factory=dict)

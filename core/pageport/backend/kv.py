@@ -13,6 +13,11 @@ class KVSpec:
     becomes that. ``int8`` holds 127ths of the largest magnitude among one token's numbers of one head, whose scale the
     device keeps beside them in its pool and counts in ``bytes_per_block``. NaN comes out as NaN, with int8 in all
     numbers of that token and head.
+
+    The feature ``rotated_keys:<dtype>`` says that a device rotates keys of an 8-bit float: it multiplies them by a
+    matrix before it rounds them, and queries by the same one, so that scores stay as they are (arXiv:2404.00456). It is
+    that of Walsh and Hadamard in Sylvester's order, over each n features in a row, with n the largest power of two that
+    divides ``head_size``. Keys are limited to the largest number before, and divided by n. NaN comes out of all n.
     """
 
     num_layers: int

@@ -169,94 +169,122 @@ void add_tile(const Attention& a, Rows& rows, const Tile<Int8>& tile, const Tile
     }
 }
 
-// Sums the keys of one split; what is read after the last of `cache` is probably the first of `following`.
+// The rows of one KV head, and what they read.
 template <class Stored>
-void add_split(const Attention& a, const Cache<Stored>& cache, const Cache<Stored>& following, Rows& rows,
-               int64_t split, Partial& partial) {
-    const KeyRange keys = {std::max(cache.read.first, split * SPLIT_KEYS),
-                           std::min(cache.read.last, (split + 1) * SPLIT_KEYS)};
-    const bool has_many_rows = rows.count > MOST_ROWS;
-    for (int64_t start = first_tile(keys); start < keys.last; start += TILE_KEYS) {
-        Tile<Stored> tile;
-        TileScales scales;
-        const TileRange seen = within(keys, start);
-        locate_tile(cache, start, seen, tile, scales);
-        // Many rows work on a tile for so long that there is nothing to hide.
-        if (!has_many_rows) {
-            if (start + TILE_KEYS < cache.read.last) locate_next_tile(cache, start + TILE_KEYS, tile);
-            else locate_next_tile(following, first_tile(following.read), tile);
-        }
-        if constexpr (!std::is_same_v<Stored, float> && !std::is_same_v<Stored, Int8>) {
-            if (has_many_rows) {
-                add_tile(a, rows, convert(a, tile, seen, rows.converted), scales, start, partial);
-                continue;
-            }
-        }
-        add_tile(a, rows, tile, scales, start, partial);
-    }
+struct Head {
+    int32_t kv_head;
+    Cache<Stored> cache;
+    Rows rows;
+    Partial all, partial;  // of the splits before, and of the one that is being summed
+};
+
+template <class Stored>
+using Heads = std::vector<Head<Stored>>;
+
+// What a piece's head reads.
+template <class Stored>
+Cache<Stored> cache_of(const Attention& a, const Unit& unit, const Piece& piece, int32_t kv_head) {
+    const KeyRange seen = unit_keys(a, unit);
+    return {a, a.block_table + unit.request * a.block_table_stride, kv_head,
+            {std::max(seen.first, piece.first_split * SPLIT_KEYS), std::min(seen.last, piece.last_split * SPLIT_KEYS)}};
 }
 
-// What `piece` reads.
+// Sums the keys of one split; what is read after the last of them is probably the first of `following`.
 template <class Stored>
-Cache<Stored> cache_of(const Attention& a, const Unit& unit, const Piece& piece) {
-    const KeyRange seen = unit_keys(a, unit);
-    return {a, a.block_table + unit.request * a.block_table_stride, unit.kv_head,
-            {std::max(seen.first, piece.first_split * SPLIT_KEYS), std::min(seen.last, piece.last_split * SPLIT_KEYS)}};
+void add_split(const Attention& a, const Unit& unit, Heads<Stored>& heads, const Cache<Stored>& following, int64_t split) {
+    Ahead ahead;
+    const KeyRange read = heads[0].cache.read;
+    const KeyRange keys = {std::max(read.first, split * SPLIT_KEYS), std::min(read.last, (split + 1) * SPLIT_KEYS)};
+    const bool has_many_rows = unit.rows > MOST_ROWS;
+    for (Head<Stored>& head : heads) head.partial.clear(unit.rows);
+    for (int64_t start = first_tile(keys); start < keys.last; start += TILE_KEYS) {
+        const TileRange seen = within(read, start);
+        const auto num_heads = static_cast<int64_t>(heads.size());
+        ahead.clear();
+        // Many rows work on a tile for so long that there is nothing to hide.
+        if (!has_many_rows) {
+            if (start + TILE_KEYS < read.last) plan_fetches(heads[0].cache, num_heads, start + TILE_KEYS, ahead);
+            else plan_fetches(following, num_heads, first_tile(following.read), ahead);
+        }
+        for (Head<Stored>& head : heads) {
+            Tile<Stored> tile;
+            TileScales scales;
+            tile.ahead = &ahead;
+            locate_tile(head.cache, start, seen, tile, scales);
+            if constexpr (!std::is_same_v<Stored, float> && !std::is_same_v<Stored, Int8>) {
+                if (has_many_rows) {
+                    add_tile(a, head.rows, convert(a, tile, seen, head.rows.converted), scales, start, head.partial);
+                    continue;
+                }
+            }
+            add_tile(a, head.rows, tile, scales, start, head.partial);
+        }
+        ahead.fetch_rest();
+    }
 }
 
 template <class Stored>
 void run_piece(const Attention& a, const Work& work, int64_t index, float* partials) {
     static thread_local Scratch scratch;
+    static thread_local Heads<Stored> heads;
     const Piece& piece = work.pieces[index];
     const Unit& unit = work.units[piece.unit];
     const int64_t stride = padded(a.value_head_size), floats = partial_floats(a, unit.rows);
     const int64_t query_floats = UNIT_ROWS * row_stride(a), score_floats = UNIT_ROWS * TILE_KEYS;
-    float* memory = scratch.get<float>(query_floats + score_floats + TILE_KEYS * (a.head_size + stride) + 2 * floats);
-    Rows rows;
-    rows.query = memory;
-    rows.scores = memory + query_floats;
-    rows.converted = rows.scores + score_floats;
+    const int64_t tile_floats = TILE_KEYS * (a.head_size + stride);
+    const int64_t num_heads = piece.last_head - piece.first_head;
+    float* queries = scratch.get<float>(query_floats + score_floats + tile_floats + 2 * floats * num_heads);
+    float *scores = queries + query_floats, *converted = scores + score_floats, *sums = converted + tile_floats;
     // Nothing is converted where there are integers.
-    rows.integers.integers = reinterpret_cast<uint8_t*>(rows.converted);
-    rows.integers.stride = row_stride(a);
-    rows.weights.integers = rows.integers.integers + UNIT_ROWS * rows.integers.stride;
-    rows.weights.stride = TILE_KEYS;
-    load_rows<Stored>(a, unit, rows);
-    float* sums = rows.converted + TILE_KEYS * (a.head_size + stride);
-    const Cache<Stored> cache = cache_of<Stored>(a, unit, piece);
+    auto* integers = reinterpret_cast<uint8_t*>(converted);
+    heads.clear();
+    for (int32_t kv_head = piece.first_head; kv_head < piece.last_head; ++kv_head) {
+        const int64_t first_row = (kv_head - piece.first_head) * unit.rows;
+        heads.push_back({kv_head, cache_of<Stored>(a, unit, piece, kv_head), {}, {sums, unit.rows, stride},
+                         {sums + floats, unit.rows, stride}});
+        sums += 2 * floats;
+        Rows& rows = heads.back().rows;
+        rows.query = queries + first_row * row_stride(a);
+        rows.scores = scores;
+        rows.converted = converted;
+        rows.integers.stride = row_stride(a);
+        rows.integers.integers = integers + first_row * rows.integers.stride;
+        rows.weights.integers = integers + UNIT_ROWS * rows.integers.stride;
+        rows.weights.stride = TILE_KEYS;
+        load_rows<Stored>(a, unit, kv_head, rows);
+    }
     // Threads take turns, more or less: this one will probably get the piece that is so many further on.
     const size_t guess = index + num_threads();
     const Piece& next = work.pieces[guess < work.pieces.size() ? guess : index];
-    const Cache<Stored> following = cache_of<Stored>(a, work.units[next.unit], next);
+    const Cache<Stored> following = cache_of<Stored>(a, work.units[next.unit], next, next.first_head);
     if (unit.partials >= 0) {
         for (int64_t split = piece.first_split; split < piece.last_split; ++split) {
-            Partial partial(partials + unit.partials + (split - unit.first_split) * floats, unit.rows, stride);
-            partial.clear(unit.rows);
-            add_split(a, cache, following, rows, split, partial);
+            for (Head<Stored>& head : heads) {
+                head.partial = {partials + unit.partial(head.kv_head, split, floats), unit.rows, stride};
+            }
+            add_split(a, unit, heads, following, split);
         }
         return;
     }
-    Partial all(sums, unit.rows, stride), partial(sums + floats, unit.rows, stride);
-    all.clear(unit.rows);
+    for (Head<Stored>& head : heads) head.all.clear(unit.rows);
     for (int64_t split = piece.first_split; split < piece.last_split; ++split) {
-        partial.clear(unit.rows);
-        add_split(a, cache, following, rows, split, partial);
-        all.merge(partial, unit.rows);
+        add_split(a, unit, heads, following, split);
+        for (Head<Stored>& head : heads) head.all.merge(head.partial, unit.rows);
     }
-    store_rows<Stored>(a, unit, all);
+    for (const Head<Stored>& head : heads) store_rows<Stored>(a, unit, head.kv_head, head.all);
 }
 
-// Merges the splits of a unit that several pieces have summed.
+// Merges the splits of one KV head of a unit that several pieces have summed.
 template <class Stored>
-void merge_unit(const Attention& a, const Unit& unit, float* partials) {
+void merge_head(const Attention& a, const Unit& unit, int32_t kv_head, float* partials) {
     static thread_local Scratch scratch;
     const int64_t stride = padded(a.value_head_size), floats = partial_floats(a, unit.rows);
     Partial all(scratch.get<float>(floats), unit.rows, stride);
     all.clear(unit.rows);
-    for (int64_t split = 0; split < unit.last_split - unit.first_split; ++split) {
-        all.merge(Partial(partials + unit.partials + split * floats, unit.rows, stride), unit.rows);
+    for (int64_t split = unit.first_split; split < unit.last_split; ++split) {
+        all.merge(Partial(partials + unit.partial(kv_head, split, floats), unit.rows, stride), unit.rows);
     }
-    store_rows<Stored>(a, unit, all);
+    store_rows<Stored>(a, unit, kv_head, all);
 }
 
 // Tokens behind those of all requests are padding, too.
@@ -279,16 +307,16 @@ void plan_work(const Attention& a, Work& work) {
         const int64_t rows = (a.query_start_loc[request + 1] - a.query_start_loc[request]) * group;
         for (int64_t first = 0; first < rows; first += UNIT_ROWS) {
             const auto count = static_cast<int32_t>(std::min(UNIT_ROWS, rows - first));
-            Unit unit{static_cast<int32_t>(request), 0, first, count, 0, 0, -1};
+            Unit unit{static_cast<int32_t>(request), first, count, 0, 0, -1};
             const KeyRange keys = unit_keys(a, unit);
             if (keys.first < keys.last) {
                 unit.first_split = static_cast<int32_t>(keys.first / SPLIT_KEYS);
                 unit.last_split = static_cast<int32_t>((keys.last + SPLIT_KEYS - 1) / SPLIT_KEYS);
             }
-            for (; unit.kv_head < a.kv_heads; ++unit.kv_head) work.add(unit, keys.last - keys.first);
+            work.add(unit, a.kv_heads, keys.last - keys.first);
         }
     }
-    work.divide(num_threads(), [&](const Unit& unit) { return partial_floats(a, unit.rows); });
+    work.divide(static_cast<int32_t>(a.kv_heads), num_threads(), [&](const Unit& unit) { return partial_floats(a, unit.rows); });
 }
 
 // Products of a row and a key that are worth a second thread.
@@ -310,8 +338,10 @@ void attend(const Attention& a) {
     } else {
         parallel_for(count, run);
     }
-    parallel_for(static_cast<int64_t>(work.divided.size()),
-                 [&](int64_t i) { merge_unit<Stored>(a, work.units[work.divided[i]], partials); });
+    parallel_for(static_cast<int64_t>(work.divided.size()) * a.kv_heads, [&](int64_t i) {
+        const Unit& unit = work.units[work.divided[i / a.kv_heads]];
+        merge_head<Stored>(a, unit, static_cast<int32_t>(i % a.kv_heads), partials);
+    });
 }
 
 }  // namespace

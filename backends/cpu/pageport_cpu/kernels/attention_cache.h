@@ -43,33 +43,31 @@ void locate_tile(const Cache<Stored>& cache, int64_t tile_start, TileRange seen,
     tile.key_stride = a.block_size * TOGETHER<Stored>;
     tile.value_stride = a.value_head_size;
     tile.segment = static_cast<int>(std::min<int64_t>(a.block_size, TILE_KEYS));
-    tile.line_mask = std::max<int64_t>(1, 64 / (a.block_size * static_cast<int64_t>(sizeof(Stored)))) - 1;
     // All vectors of a group of integers.
     for (int v = seen.first / SMALLEST_BLOCK * SMALLEST_BLOCK / LANES; v < seen.last_vector(); ++v) {
         const int64_t position = tile_start + v * LANES;
-        tile.keys[v] = tile.next_keys[v] = cache.key(position);
+        tile.keys[v] = cache.key(position);
         if (a.key_scales == nullptr) continue;
         scales.keys[v] = cache.scale(a.key_scales, position);
         scales.values[v] = cache.scale(a.value_scales, position);
     }
     for (int segment = seen.first / tile.segment; segment * tile.segment < seen.last; ++segment) {
-        tile.values[segment] = tile.next_values[segment] = cache.value(tile_start + segment * tile.segment);
+        tile.values[segment] = cache.value(tile_start + segment * tile.segment);
     }
 }
 
-// Lets `tile` fetch what will be read of `cache` from `tile_start` on.
+// Lets `ahead` fetch what will be read from `tile_start` on of this KV head and the following `heads` - 1. Blocks larger
+// than tiles are fetched with the tile that their first key is in.
 template <class Stored>
-void locate_next_tile(const Cache<Stored>& cache, int64_t tile_start, Tile<Stored>& tile) {
+void plan_fetches(const Cache<Stored>& cache, int64_t heads, int64_t tile_start, Ahead& ahead) {
     const Attention& a = cache.a;
-    const TileRange seen = within(cache.read, tile_start);
-    for (int v = seen.first_vector(); v < seen.last_vector(); ++v) {
-        tile.next_keys[v] = cache.key(tile_start + v * LANES);
+    const int64_t tokens = heads * a.block_size, end = std::min(tile_start + TILE_KEYS, cache.read.last);
+    for (int64_t key = (tile_start + a.block_size - 1) / a.block_size * a.block_size; key < end; key += a.block_size) {
+        ahead.add(cache.key(key), tokens * stored_features<Stored>(a.head_size) * int64_t{sizeof(Stored)});
+        ahead.add(cache.value(key), tokens * a.value_head_size * int64_t{sizeof(Stored)});
         if (a.key_scales == nullptr) continue;
-        fetch(cache.scale(a.key_scales, tile_start + v * LANES));
-        fetch(cache.scale(a.value_scales, tile_start + v * LANES));
-    }
-    for (int segment = seen.first / tile.segment; segment * tile.segment < seen.last; ++segment) {
-        tile.next_values[segment] = cache.value(tile_start + segment * tile.segment);
+        ahead.add(cache.scale(a.key_scales, key), tokens * int64_t{sizeof(float)});
+        ahead.add(cache.scale(a.value_scales, key), tokens * int64_t{sizeof(float)});
     }
 }
 
@@ -78,9 +76,9 @@ template <class Stored>
 Tile<float> convert(const Attention& a, const Tile<Stored>& tile, TileRange seen, float* memory) {
     Tile<float> result;
     result.key_stride = TILE_KEYS;
-    result.line_mask = 0;
+    result.ahead = tile.ahead;
     for (int v = seen.first_vector(); v < seen.last_vector(); ++v) {
-        result.keys[v] = result.next_keys[v] = memory + v * LANES;
+        result.keys[v] = memory + v * LANES;
         for (int64_t d = 0; d < a.head_size; ++d) {
             store(memory + d * TILE_KEYS + v * LANES, load(tile.keys[v] + d * tile.key_stride));
         }
@@ -88,7 +86,7 @@ Tile<float> convert(const Attention& a, const Tile<Stored>& tile, TileRange seen
     memory += a.head_size * TILE_KEYS;
     result.value_stride = padded(a.value_head_size);
     result.segment = TILE_KEYS;
-    result.values[0] = result.next_values[0] = memory;
+    result.values[0] = memory;
     for (int key = seen.first; key < seen.last; ++key) {
         const Stored* from = tile.values[key / tile.segment] + key % tile.segment * tile.value_stride;
         float* to = memory + key * result.value_stride;

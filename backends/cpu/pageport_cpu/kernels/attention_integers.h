@@ -16,23 +16,22 @@ constexpr int INTEGER_GROUPS = LANES == 16 ? 4 : 1;
 // scores[row, group] = Σ over features of query[row] * keys[first + group].
 template <int ROWS, int GROUPS>
 void multiply_keys(const IntegerRows& query, int row, const Tile<Int8>& tile, int first, int64_t quads, float* scores) {
-    const Int8 *keys[GROUPS], *next[GROUPS];
+    const Int8* keys[GROUPS];
     Sums sums[GROUPS][ROWS];
     UNROLLED
     for (int group = 0; group < GROUPS; ++group) {
         keys[group] = tile.keys[(first + group) * OUTPUTS / LANES];
-        next[group] = tile.next_keys[(first + group) * OUTPUTS / LANES];
         UNROLLED
         for (int i = 0; i < ROWS; ++i) sums[group][i] = sums_of(query.start[row + i]);
     }
     const uint8_t* integers = query.integers + row * query.stride;
     for (int64_t quad = 0; quad < quads; ++quad) {
         const RowInputs<ROWS> inputs(integers + quad * 4, query.stride);
+        tile.ahead->fetch<GROUPS>();
         UNROLLED
         for (int group = 0; group < GROUPS; ++group) {
             const int64_t offset = quad * tile.key_stride;
             const Quad key = load_quad(&keys[group][offset].bits);
-            fetch(next[group] + offset);
             add_quad<ROWS>(key, inputs, sums[group]);
         }
     }
@@ -60,12 +59,12 @@ void multiply_values(const IntegerRows& weights, int row, const Tile<Int8>& tile
     for (int key = first * 4; key < last * 4; key += 4) {
         const int segment = key >> segment_bits;
         const int64_t offset = (key & within_segment) * tile.value_stride + column * 4;
-        const Int8 *values = tile.values[segment] + offset, *next = tile.next_values[segment] + offset;
+        const Int8* values = tile.values[segment] + offset;
         const RowInputs<ROWS> inputs(integers + key, weights.stride);
+        tile.ahead->fetch<GROUPS>();
         UNROLLED
         for (int group = 0; group < GROUPS; ++group) {
             const Quad value = load_quad(&values[group * QUAD_BYTES].bits);
-            fetch(next + group * QUAD_BYTES);
             add_weighted<ROWS>(value, inputs, sums[group]);
         }
     }

@@ -6,6 +6,7 @@
 
 #include <type_traits>
 
+#include "attention_ahead.h"
 #include "kv_elements.h"
 
 namespace pageport {
@@ -27,30 +28,28 @@ struct Tile {
     const Stored* values[TILE_KEYS / SMALLEST_BLOCK];  // the first value of each `segment` keys
     int64_t value_stride;                              // from key to key
     int segment;
-    // The same of the tile that is read next (or of this one, if none is): fetched while this one is multiplied.
-    const Stored* next_keys[TILE_VECTORS];
-    const Stored* next_values[TILE_KEYS / SMALLEST_BLOCK];
-    // Features of a block that share a line of the processor's cache, which one fetch brings; less 1.
-    int64_t line_mask;
+    Ahead* ahead;  // what is fetched while this tile is multiplied
 };
 
 // Sums stay in registers only if loops over them are unrolled early.
 #define UNROLLED _Pragma("GCC unroll 8")
 
-// Into the second level: the first one has too few requests under way at a time. Blocks lie anywhere, so the processor
-// does not foresee what comes next.
-inline void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+// Asks for as many lines as VECTORS vectors of step `i` take.
+template <class Stored, int VECTORS>
+inline void fetch_vectors(Ahead& ahead, int64_t i) {
+    constexpr int LINE = 64, BYTES = VECTORS * LANES * sizeof(Stored);
+    if constexpr (BYTES >= LINE) ahead.fetch<BYTES / LINE>();
+    else if (i % (LINE / BYTES) == 0) ahead.fetch<1>();
+}
 
 // scores[row, vector] = Σ over features of query[row] * keys[first + vector].
 template <class Stored, int ROWS, int VECTORS>
 void multiply_keys(const float* query, int64_t query_stride, const Tile<Stored>& tile, int first, int64_t head_size,
                    float* scores) {
-    const Stored *keys[VECTORS], *next[VECTORS];
+    const Stored* keys[VECTORS];
     UNROLLED
-    for (int v = 0; v < VECTORS; ++v) {
-        keys[v] = tile.keys[first + v];
-        next[v] = tile.next_keys[first + v];
-    }
+    for (int v = 0; v < VECTORS; ++v) keys[v] = tile.keys[first + v];
+    Ahead& ahead = *tile.ahead;
     Floats sums[ROWS][VECTORS];
     UNROLLED
     for (auto& row : sums)
@@ -60,10 +59,7 @@ void multiply_keys(const float* query, int64_t query_stride, const Tile<Stored>&
         Floats key[VECTORS];
         UNROLLED
         for (int v = 0; v < VECTORS; ++v) key[v] = load(keys[v] + d * tile.key_stride);
-        if ((d & tile.line_mask) == 0) {
-            UNROLLED
-            for (int v = 0; v < VECTORS; ++v) fetch(next[v] + d * tile.key_stride);
-        }
+        fetch_vectors<Stored, VECTORS>(ahead, d);
         UNROLLED
         for (int row = 0; row < ROWS; ++row) {
             const Floats feature = broadcast(query[row * query_stride + d]);
@@ -86,19 +82,17 @@ void multiply_values(const float* weights, const Tile<Stored>& tile, int first, 
     for (int row = 0; row < ROWS; ++row)
         UNROLLED
         for (int v = 0; v < VECTORS; ++v) sums[row][v] = load(result + row * result_stride + v * LANES);
+    Ahead& ahead = *tile.ahead;
     for (int key = first; key < last;) {
         const int segment = key / tile.segment, start = segment * tile.segment;
         const int end = last < start + tile.segment ? last : start + tile.segment;
         const int64_t offset = (key - start) * tile.value_stride + column;
         const Stored* values = tile.values[segment] + offset;
-        const Stored* next = tile.next_values[segment] + offset;
-        for (; key < end; ++key, values += tile.value_stride, next += tile.value_stride) {
+        for (; key < end; ++key, values += tile.value_stride) {
             Floats value[VECTORS];
             UNROLLED
-            for (int v = 0; v < VECTORS; ++v) {
-                value[v] = load(values + v * LANES);
-                if (v * LANES * sizeof(Stored) % 64 == 0) fetch(next + v * LANES);
-            }
+            for (int v = 0; v < VECTORS; ++v) value[v] = load(values + v * LANES);
+            fetch_vectors<Stored, VECTORS>(ahead, key);
             UNROLLED
             for (int row = 0; row < ROWS; ++row) {
                 const Floats weight = broadcast(weights[row * TILE_KEYS + key]);

@@ -4,6 +4,7 @@
 #include "attention_products.h"
 #include "attention_work.h"
 #include "integer_rows.h"
+#include "rotation.h"
 #include "softmax.h"
 
 namespace pageport {
@@ -89,9 +90,9 @@ inline int64_t partial_floats(const Attention& a, int64_t rows) {
 }
 
 
-// Reads the queries of a unit.
+// Reads the queries of one KV head of a unit.
 template <class Stored>
-void load_rows(const Attention& a, const Unit& unit, Rows& rows) {
+void load_rows(const Attention& a, const Unit& unit, int32_t kv_head, Rows& rows) {
     const int64_t group = a.heads / a.kv_heads;
     const int64_t token = a.query_start_loc[unit.request];
     const int64_t length = a.seq_lens[unit.request];
@@ -104,7 +105,7 @@ void load_rows(const Attention& a, const Unit& unit, Rows& rows) {
     rows.query_stride = row_stride(a);
     for (int row = 0; row < unit.rows; ++row) {
         const int64_t query = (unit.first_row + row) / group;
-        const int64_t head = unit.kv_head * group + (unit.first_row + row) % group;
+        const int64_t head = kv_head * group + (unit.first_row + row) % group;
         rows.seen[row] = seen_keys(a, first_position + query, length);
         rows.position[row] = static_cast<float>(first_position + query);
         if (a.slopes != nullptr) rows.slope[row] = a.slopes[head] * LOG2_E;
@@ -113,6 +114,7 @@ void load_rows(const Attention& a, const Unit& unit, Rows& rows) {
                                + head * a.query_head_stride;
             float* to = rows.query + row * rows.query_stride;
             each_vector(a.head_size, [&](int64_t i, auto load, auto) { store(to + i, load(from + i) * by); });
+            if constexpr (ROTATES_KEYS<Stored>) rotate(to, a.head_size);
         });
         if constexpr (std::is_same_v<Stored, Int8>) {
             Floats x[MOST_FEATURES / LANES];
@@ -128,12 +130,12 @@ void load_rows(const Attention& a, const Unit& unit, Rows& rows) {
 
 // Divides by the sum of the weights and stores.
 template <class Stored>
-void store_rows(const Attention& a, const Unit& unit, const Partial& partial) {
+void store_rows(const Attention& a, const Unit& unit, int32_t kv_head, const Partial& partial) {
     const int64_t group = a.heads / a.kv_heads;
     const float unit_scale = LOADED_UNIT<Stored> * (a.v_scale != nullptr ? *a.v_scale : 1.0f);
     for (int row = 0; row < unit.rows; ++row) {
         const int64_t token = a.query_start_loc[unit.request] + (unit.first_row + row) / group;
-        const int64_t head = unit.kv_head * group + (unit.first_row + row) % group;
+        const int64_t head = kv_head * group + (unit.first_row + row) % group;
         float total = reduce_add(load(partial.total + row * LANES)), factor = unit_scale;
         if (a.sinks != nullptr) {
             // One more score, whose value is zero (arXiv:2309.17453).

@@ -1,6 +1,8 @@
 // Keys and values as the cache stores them, read as float32.
 #pragma once
 
+#include <type_traits>
+
 #include "elements.h"
 
 namespace pageport {
@@ -37,6 +39,11 @@ constexpr float LOADED_UNIT = 1.0f;
 // An E4M3 exponent, whose bias is 7, is read as one of float16, whose bias is 15.
 template <>
 constexpr float LOADED_UNIT<Float8E4M3> = 256.0f;
+
+// Are keys stored as rotation.h rotates them, and queries rotated to match? With two bits of a number rounding takes
+// what shows; other formats keep enough.
+template <class Stored>
+constexpr bool ROTATES_KEYS = std::is_same_v<Stored, Float8E5M2>;
 
 #if defined(__AVX512F__)
 

@@ -1,5 +1,6 @@
 // out = x · Wᵀ + bias with packed integer weights: activations are quantised to int8, products are summed exactly in
-// int32 over a group of 32 inputs, and groups are added in float32 from the first to the last.
+// int32 over a group of 32 inputs (of 96 with one scale an output), and groups are added in float32 from the first to
+// the last.
 //
 // That sequence is the same for every element, whatever the number of rows and threads.
 //
@@ -106,20 +107,32 @@ void multiply_int8(const uint8_t* panel, const uint8_t* x, int64_t num_groups, f
     Outputs total[ROWS];
     for (Outputs& t : total) t = zero_outputs();
     const uint8_t *record = panel + Format::PANEL_HEADER_BYTES, *factors = x + LAYOUT.shift();
-    for (int64_t group = 0; group < num_groups; ++group, record += Format::RECORD_BYTES, x += LAYOUT.bytes()) {
-        const auto* integers = reinterpret_cast<const int8_t*>(x);
+    const auto add_groups = [&](auto groups_constant) {
+        constexpr int GROUPS = groups_constant;
         const uint8_t *scales = x + LAYOUT.scale(), *starts = x + LAYOUT.start(0);
-        Quad weights[QUADS];
-        Format::Integers::load(record, weights);
 #pragma GCC unroll ROW_UNROLL
         for (int row = 0; row < ROWS; row += TOGETHER) {
             Sums sums[TOGETHER];
             for (int i = 0; i < TOGETHER; ++i) sums[i] = first_sums<Format>(starts + (row + i) * 4);
-            add_products<Format::BITS, QUADS, TOGETHER>(weights, integers + row * GROUP, GROUP, sums);
+#pragma GCC unroll 4
+            for (int group = 0; group < GROUPS; ++group) {
+                Quad weights[QUADS];
+                Format::Integers::load(record + group * Format::RECORD_BYTES, weights);
+                const auto* integers = reinterpret_cast<const int8_t*>(x) + group * LAYOUT.bytes();
+                add_products<Format::BITS, QUADS, TOGETHER>(weights, integers + row * GROUP, GROUP, sums);
+            }
 #pragma GCC unroll 8
             for (int i = 0; i < TOGETHER; ++i)
                 total[row + i] = fma(to_outputs(sums[i]), broadcast(read_float(scales + (row + i) * 4)), total[row + i]);
         }
+        record += GROUPS * Format::RECORD_BYTES;
+        x += GROUPS * LAYOUT.bytes();
+    };
+    for (int64_t left = num_groups; left > 0; left -= CHANNEL_GROUPS) {
+        static_assert(CHANNEL_GROUPS == 3);
+        if (left >= 3) add_groups(std::integral_constant<int, 3>{});
+        else if (left == 2) add_groups(std::integral_constant<int, 2>{});
+        else add_groups(std::integral_constant<int, 1>{});
     }
     const Outputs scale = load_outputs(reinterpret_cast<const float*>(panel));
 #pragma GCC unroll ROW_UNROLL
@@ -217,8 +230,8 @@ void quantise_block(const LinearInt8& a, const Kernel& kernel, const Block& bloc
         for (int row = 0; row < block.layout.rows; ++row) {
             // Rows of padding repeat the last one: any numbers will do.
             const RowQuantiser<Element> quantiser(x + (row < block.rows ? row : block.rows - 1) * a.x_stride, a.in_features);
-            quantiser.fill(target, row, block.layout, kernel.offset);
-            if (a.format == CHANNEL_INT8) quantiser.take_out_factor(target, row, block.layout);
+            if (a.format == CHANNEL_INT8) quantiser.fill_for_channels(target, row, block.layout, kernel.offset);
+            else quantiser.fill(target, row, block.layout, kernel.offset);
         }
     });
 }

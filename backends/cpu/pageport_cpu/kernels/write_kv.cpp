@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kv_elements.h"
+#include "rotation.h"
 #include "rounding.h"
 #include "thread_pool.h"
 
@@ -65,8 +66,9 @@ float encode_float8(const float* from, void* to, int64_t n, float scale, float l
 float encode(const float* from, Float8E4M3* to, int64_t n, float scale) {
     return encode_float8<3, 7>(from, to, n, scale, 448.0f);
 }
+constexpr float LARGEST_E5M2 = 57344.0f;
 float encode(const float* from, Float8E5M2* to, int64_t n, float scale) {
-    return encode_float8<2, 15>(from, to, n, scale, 57344.0f);
+    return encode_float8<2, 15>(from, to, n, scale, LARGEST_E5M2);
 }
 
 // The largest number becomes 127. A token that is not finite becomes NaN through its scale.
@@ -100,12 +102,27 @@ void widen(const Element* from, float* to, int64_t n) {
     });
 }
 
+// Rotates a key that will be stored over `scale`, and divides it by the number of features that are rotated together:
+// queries are not. Numbers are limited first, so that an infinite one is as large as any and does not become NaN where
+// it meets another; their means are within the limit then. NaN reaches all features it is rotated with.
+void rotate_key(float* key, int64_t n, float scale) {
+    const Floats highest = broadcast(LARGEST_E5M2 * scale), lowest = broadcast(-LARGEST_E5M2 * scale);
+    // A power of two, by which nothing is rounded.
+    const Floats share = broadcast(1.0f / static_cast<float>(rotated_features(n)));
+    each_vector(n, [&](int64_t i, auto load, auto store) {
+        // The order of the operands lets NaN through.
+        store(key + i, max(lowest, min(highest, load(key + i))) * share);
+    });
+    rotate(key, n);
+}
+
 // Stores a key of `n` features among those of `block_size` tokens; returns its scale.
 template <class Element, class Stored>
 float store_key(const Element* from, Stored* to, int64_t n, int64_t block_size, float scale) {
     float wide[MOST_FEATURES];
     Stored stored[MOST_FEATURES];
     widen(from, wide, n);
+    if constexpr (ROTATES_KEYS<Stored>) rotate_key(wide, n, scale);
     const float result = encode(wide, stored, n, scale);
     constexpr int64_t together = TOGETHER<Stored>;
     if constexpr (std::is_same_v<Stored, Int8>) {

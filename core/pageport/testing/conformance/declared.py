@@ -10,7 +10,7 @@ from pageport.backend.weights import BLOCK_SCHEMES, PLAIN_SCHEMES
 from pageport.config import QUANTISATIONS
 from pageport.testing.conformance.check import Check, Level
 from pageport.testing.conformance.context import Context
-from pageport.testing.conformance.kv_rounding import EIGHT_BITS
+from pageport.testing.conformance.kv_rounding import EIGHT_BITS, FLOAT8, rotation_of_keys
 
 KV_KINDS: tuple[str, ...] = get_args(get_type_hints(KVSpec)["kind"])
 ATTENTION_VARIANTS = ("sliding_window", "softcap", "sinks", "alibi")
@@ -111,7 +111,8 @@ def check_batches(capabilities: Capabilities) -> None:
 
 def check_features(capabilities: Capabilities) -> None:
     """Features are known ones with a positive version."""
-    known = (*(f"op:{name}" for name in OPTIONAL_OPS), *OTHER_FEATURES)
+    rotatable = [rotation_of_keys(dtype) for dtype in capabilities.kv_dtypes if dtype in FLOAT8]
+    known = (*(f"op:{name}" for name in OPTIONAL_OPS), *rotatable, *OTHER_FEATURES)
     _check_names("features", tuple(capabilities.features), known, may_be_empty=True)
     for name, version in capabilities.features.items():
         assert type(version) is int and version >= 1, f"feature {name} has the version {version!r}; they start at 1."

@@ -9,7 +9,7 @@ from pageport.backend.capabilities import Capabilities
 from pageport.backend.device import Device
 from pageport.testing.conformance.context import Context
 from pageport.testing.conformance.engine_reference import EIGHT_BIT_TOLERANCES, TOLERANCES, EngineReference, Judge
-from pageport.testing.conformance.kv_rounding import EIGHT_BITS
+from pageport.testing.conformance.kv_rounding import EIGHT_BITS, rotation_of_keys
 from pageport.testing.conformance.tiny_engine import Answer, TinyEngine, TinyModel
 from pageport.testing.tiny_model import BOS
 
@@ -58,7 +58,8 @@ class EngineBench:
     def reference(self, model: TinyModel, kv_dtype: str = "float32") -> EngineReference:
         """Return the model on the reference device with a cache of this dtype, built once."""
         if (model, kv_dtype) not in self._references:
-            self._references[model, kv_dtype] = EngineReference(model, kv_dtype)
+            rotates_keys = rotation_of_keys(kv_dtype) in self.capabilities.features
+            self._references[model, kv_dtype] = EngineReference(model, kv_dtype, rotates_keys=rotates_keys)
         return self._references[model, kv_dtype]
 
     def compare(self, context: Context, model: TinyModel, answers: Iterable[Answer], hint: str, *dtypes: str) -> None:

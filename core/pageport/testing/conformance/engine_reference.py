@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pageport.testing.conformance.kv_rounding import EIGHT_BITS
 from pageport.testing.conformance.tiny_engine import Answer, TinyEngine, TinyModel, beam_request, request
-from pageport.testing.reference_device import ReferenceDevice
+from pageport.testing.rotating_device import RotatingDevice
 
 # How far a log-probability may be from the float32 reference's, by the coarsest dtype in use. The tiny models' logits
 # spread over up to 60; another implementation in the same dtype was measured at 2e-5, 0.04 and 0.32: these are several
@@ -29,9 +29,9 @@ class Tally(NamedTuple):
 class EngineReference:
     """One model on the reference device; each question is one prefill, so nothing here can be scheduled wrong."""
 
-    def __init__(self, model: TinyModel, kv_dtype: str = "float32") -> None:
+    def __init__(self, model: TinyModel, kv_dtype: str = "float32", *, rotates_keys: bool = False) -> None:
         self._engine = TinyEngine(
-            ReferenceDevice(),
+            RotatingDevice([kv_dtype] if rotates_keys else []),
             model,
             block_size=16,
             max_num_batched_tokens=model.max_positions,

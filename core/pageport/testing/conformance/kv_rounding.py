@@ -44,8 +44,43 @@ def kept(values: Tensor, dtype: str, scale: float = 1.0) -> Floats:
     if dtype not in EIGHT_BITS:
         return as_floats(values.to(getattr(torch, dtype)))
     exact = as_floats(values) / scale
-    if dtype in FLOAT8:
-        exact = np.clip(exact, -FLOAT8[dtype].largest, FLOAT8[dtype].largest)
-    step = steps(exact, dtype)
-    rounded: Floats = np.rint(np.divide(exact, step, out=np.zeros_like(exact), where=step != 0)) * step * scale
+    return _rounded(_limited(exact, dtype) if dtype in FLOAT8 else exact, dtype) * scale
+
+
+def kept_rotated(keys: Tensor, dtype: str, scale: float = 1.0) -> Floats:
+    """Return ``keys`` as ``kept`` does, for a device that rotates them before it rounds them to an 8-bit float."""
+    shares = rotated(_limited(as_floats(keys) / scale, dtype)) / rotated_features(keys.shape[-1])
+    return rotated(_rounded(shares, dtype)) * scale
+
+
+def rotated(values: Floats) -> Floats:
+    """Return ``values`` [..., head_size] times the matrix that ``KVSpec`` describes.
+
+    What is rotated twice comes back, times the number of features that are rotated together.
+    """
+    *outer, head_size = values.shape
+    matrix = np.ones((1, 1))
+    while len(matrix) < rotated_features(head_size):
+        matrix = np.kron(matrix, np.array([[1.0, 1.0], [1.0, -1.0]]))
+    turned: Floats = values.reshape(*outer, head_size // len(matrix), len(matrix)) @ matrix
+    return turned.reshape(values.shape)
+
+
+def rotated_features(head_size: int) -> int:
+    """Return how many features in a row are rotated together: the largest power of two that divides them."""
+    return head_size & -head_size
+
+
+def rotation_of_keys(dtype: str) -> str:
+    """Return the feature that says that a device rotates keys of caches in ``dtype``."""
+    return f"rotated_keys:{dtype}"
+
+
+def _limited(values: Floats, dtype: str) -> Floats:
+    return np.clip(values, -FLOAT8[dtype].largest, FLOAT8[dtype].largest)
+
+
+def _rounded(values: Floats, dtype: str) -> Floats:
+    step = steps(values, dtype)
+    rounded: Floats = np.rint(np.divide(values, step, out=np.zeros_like(values), where=step != 0)) * step
     return rounded

@@ -4,7 +4,7 @@ Whatever no query may see holds poison, and outputs start as NaN. Queries are ai
 blocks meet, so that a mask that is off by one moves the result by far more than the tolerance.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from pageport.backend.batch import AttentionBatch, AttentionMirror
 from pageport.backend.device import Device
 from pageport.backend.kv import AttentionParams
 from pageport.testing.conformance.attention_case import AttentionCase, Row
-from pageport.testing.conformance.kv_rounding import kept
+from pageport.testing.conformance.kv_rounding import kept, kept_rotated, rotation_of_keys
 from pageport.testing.conformance.oracle import DenseRequest, Floats, Formula, as_floats
 
 # What holds NaN. After a NaN came out, a rerun with one of these at a time tells which was read.
@@ -30,6 +30,9 @@ GUARD_TOKENS = 3
 SPARE_BLOCKS = 3
 # A score of 10 outweighs some thousand keys of random scores.
 AIM = 10.0
+# In 1, of keys that are rotated: float32 sums of such numbers are exact in any order, so that a device and the oracle
+# round the same one.
+STEPS_OF_KEYS = 1024
 LAYER = 1
 
 
@@ -75,6 +78,7 @@ class Scene:
         self._generator = generator
         self._poisons = poisons
         self._dtype: torch.dtype = getattr(torch, case.compute_dtype)
+        self._rotates_keys = rotation_of_keys(case.kv_dtype) in device.capabilities.features
         spec = case.kv_spec
         self.formula, self.params = self._draw_formula()
         device.check_attention(spec, case.num_heads, self.params)
@@ -247,9 +251,10 @@ class Scene:
         spec = self.case.kv_spec
         key = self._normal(length, spec.num_kv_heads, spec.head_size)
         value = self._normal(length, spec.num_kv_heads, spec.value_head_size)
-        return History(
-            table, key, value, self._as_kept(key, self.params.k_scale), self._as_kept(value, self.params.v_scale)
-        )
+        if self._rotates_keys:
+            key = (key * STEPS_OF_KEYS).round() / STEPS_OF_KEYS
+        kept_key = self._as_kept(key, self.params.k_scale, kept_rotated if self._rotates_keys else kept)
+        return History(table, key, value, kept_key, self._as_kept(value, self.params.v_scale, kept))
 
     def _draw_query(self, rows: Sequence[Row]) -> Tensor:
         """Aim each query, by one of its heads, at a key where a mask ends or blocks meet."""
@@ -308,9 +313,9 @@ class Scene:
         )
         return formula, params
 
-    def _as_kept(self, values: Tensor, scale: Tensor | None) -> Floats:
+    def _as_kept(self, values: Tensor, scale: Tensor | None, keep: Callable[[Tensor, str, float], Floats]) -> Floats:
         """Return what the cache's dtype makes of ``values``."""
-        return kept(values, self.case.kv_dtype, 1.0 if scale is None else float(scale))
+        return keep(values, self.case.kv_dtype, 1.0 if scale is None else float(scale))
 
     def _normal(self, *shape: int) -> Tensor:
         return torch.from_numpy(self._generator.standard_normal(shape)).to(self._dtype)
