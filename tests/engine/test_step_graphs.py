@@ -286,11 +286,11 @@ def decode_step(size: int) -> DecodeStep:
 @pytest.mark.parametrize(
     ("open_device", "eager", "words"),
     [
-        (ReplayingDevice, False, "decodes are captured once a batch size and replayed (--enforce-eager turns it off)"),
+        (ReplayingDevice, False, "decodes replayed, from a capture a batch size (--enforce-eager turns it off)"),
         (
             lambda: CpuBackend().open(0, {"threads": "1"}),
             False,
-            "steps are captured once and replayed (--enforce-eager turns it off)",
+            "replayed in any size (--enforce-eager turns it off)",
         ),
         (ReplayingDevice, True, "op by op, as --enforce-eager says"),
         (ReferenceDevice, False, "op by op: the backend replays no graphs"),

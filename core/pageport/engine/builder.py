@@ -257,12 +257,8 @@ def _forward(
     has_graphs = "graph" in capabilities.features
     replays_graphs = has_graphs and not config.backend.enforce_eager
     if replays_graphs:
-        what = (
-            "steps are captured once and"
-            if capabilities.graphs_resize
-            else "decodes are captured once a batch size and"
-        )
-        steps = f"{what} replayed (--enforce-eager turns it off)"
+        what = "replayed in any size" if capabilities.graphs_resize else "decodes replayed, from a capture a batch size"
+        steps = f"{what} (--enforce-eager turns it off)"
     else:
         steps = "op by op, as --enforce-eager says" if has_graphs else "op by op: the backend replays no graphs"
     return op_forward(model, limits, pipeline_depth=pipeline_depth, replays_graphs=replays_graphs), steps
