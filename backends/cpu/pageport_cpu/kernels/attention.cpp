@@ -189,22 +189,20 @@ Cache<Stored> cache_of(const Attention& a, const Unit& unit, const Piece& piece,
             {std::max(seen.first, piece.first_split * SPLIT_KEYS), std::min(seen.last, piece.last_split * SPLIT_KEYS)}};
 }
 
-// Sums the keys of one split; what is read after the last of them is probably the first of `following`.
+// Sums the keys of one split; after the last of all, `following` is probably read.
 template <class Stored>
-void add_split(const Attention& a, const Unit& unit, Heads<Stored>& heads, const Cache<Stored>& following, int64_t split) {
-    Ahead ahead;
+void add_split(const Attention& a, const Unit& unit, Heads<Stored>& heads, const Ahead& following, int64_t split) {
     const KeyRange read = heads[0].cache.read;
     const KeyRange keys = {std::max(read.first, split * SPLIT_KEYS), std::min(read.last, (split + 1) * SPLIT_KEYS)};
     const bool has_many_rows = unit.rows > MOST_ROWS;
     for (Head<Stored>& head : heads) head.partial.clear(unit.rows);
     for (int64_t start = first_tile(keys); start < keys.last; start += TILE_KEYS) {
         const TileRange seen = within(read, start);
-        const auto num_heads = static_cast<int64_t>(heads.size());
-        ahead.clear();
+        Ahead ahead;
         // Many rows work on a tile for so long that there is nothing to hide.
         if (!has_many_rows) {
-            if (start + TILE_KEYS < read.last) plan_fetches(heads[0].cache, num_heads, start + TILE_KEYS, ahead);
-            else plan_fetches(following, num_heads, first_tile(following.read), ahead);
+            if (start + TILE_KEYS >= read.last) ahead = following;
+            else plan_fetches(heads[0].cache, static_cast<int64_t>(heads.size()), start + TILE_KEYS, ahead);
         }
         for (Head<Stored>& head : heads) {
             Tile<Stored> tile;
@@ -255,8 +253,12 @@ void run_piece(const Attention& a, const Work& work, int64_t index, float* parti
     }
     // Threads take turns, more or less: this one will probably get the piece that is so many further on.
     const size_t guess = index + num_threads();
-    const Piece& next = work.pieces[guess < work.pieces.size() ? guess : index];
-    const Cache<Stored> following = cache_of<Stored>(a, work.units[next.unit], next, next.first_head);
+    Ahead following;
+    if (guess < work.pieces.size()) {
+        const Piece& next = work.pieces[guess];
+        const Cache<Stored> cache = cache_of<Stored>(a, work.units[next.unit], next, next.first_head);
+        plan_fetches(cache, next.last_head - next.first_head, first_tile(cache.read), following);
+    }
     if (unit.partials >= 0) {
         for (int64_t split = piece.first_split; split < piece.last_split; ++split) {
             for (Head<Stored>& head : heads) {

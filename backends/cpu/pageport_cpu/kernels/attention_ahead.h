@@ -9,8 +9,6 @@ namespace pageport {
 // room for few requests of ours at a time, but sees from lines in a row what else will be wanted.
 class Ahead {
 public:
-    void clear() { count_ = current_ = 0; }
-
     void add(const void* start, int64_t bytes) {
         const char *first = static_cast<const char*>(start), *end = first + bytes;
         if (count_ > 0 && pieces_[count_ - 1].end == first) pieces_[count_ - 1].end = end;

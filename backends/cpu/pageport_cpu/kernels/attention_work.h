@@ -34,7 +34,7 @@ struct Unit {
 // What one thread does at a time. The heads of a block lie side by side: reading them together is faster by a third.
 struct Piece {
     int32_t unit;
-    int32_t first_head, last_head;    // KV heads, the last one excluded
+    int32_t first_head, last_head;  // KV heads, the last one excluded
     int32_t first_split, last_split;
 };
 
@@ -44,7 +44,7 @@ constexpr int32_t most_heads(int32_t rows) { return static_cast<int32_t>(UNIT_RO
 class Work {
 public:
     std::vector<Unit> units;
-    std::vector<Piece> pieces;  // the costliest first, roughly
+    std::vector<Piece> pieces;     // the costliest first, roughly
     std::vector<int32_t> divided;  // units whose splits are those of several pieces
     int64_t partial_floats = 0;
     int64_t cost = 0;  // pairs of rows and keys
@@ -80,7 +80,9 @@ public:
                 function(i, head_parts, split_parts, 63 - __builtin_clzll(costs_[i] / (head_parts * split_parts) | 1));
             }
         };
-        cut([&](size_t, int32_t head_parts, int32_t split_parts, int size) { places[size] += head_parts * split_parts; });
+        cut([&](size_t, int32_t head_parts, int32_t split_parts, int size) {
+            places[size] += head_parts * split_parts;
+        });
         int64_t total = 0;
         for (int size = 63; size >= 0; --size) {
             total += places[size];
