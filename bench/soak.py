@@ -15,12 +15,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 from meter import all_descendants, memory_mb
-from server_process import free_port, serving
+from server_process import RunningServer, free_port, serving
 
 OPTIONS = ("--num-kv-blocks", "512", "--max-model-len", "512", "--max-num-seqs", "32", "--disable-log-requests")
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -47,8 +48,11 @@ WRONG: Sequence[tuple[str, bytes, str | None]] = (
     (CHAT, b'{"messages": "a"}', "messages"),
 )
 GROWTH_MB_PER_1000 = 1.0
-# Memory that fills once and stays (buffers, caches of compiled code) is there after this share of the requests.
-WARM_UP = 0.3
+# Memory that fills once and stays (buffers, caches of compiled code, the heap at its fullest) is there after this share
+# of the requests.
+WARM_UP = 0.5
+# With a heap for each thread, as the C library has them by itself, each takes its own time to be at its fullest.
+ENVIRONMENT = {"MALLOC_ARENA_MAX": "1"}
 
 
 class SoakFailed(Exception):
@@ -191,6 +195,13 @@ def make_questions(chance: random.Random, number: int) -> list[Question]:
     return questions
 
 
+def served(model: str) -> AbstractContextManager[RunningServer]:
+    """Start a server as the soak wants it, for as long as the block lasts."""
+    port = free_port()
+    command = [sys.executable, "-m", "pageport", "serve", "--model", model, "--port", str(port), *OPTIONS]
+    return serving(command, port, environment=ENVIRONMENT)
+
+
 async def soak(url: str, pid: int, *, requests: int, concurrency: int, seed: int) -> Outcome:
     """Run ``requests`` at ``concurrency`` against the server ``pid`` at ``url``.
 
@@ -256,9 +267,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    port = free_port()
-    command = [sys.executable, "-m", "pageport", "serve", "--model", arguments.model, "--port", str(port), *OPTIONS]
-    with serving(command, port) as server:
+    with served(arguments.model) as server:
         started = time.perf_counter()
         sizes = {"requests": arguments.requests, "concurrency": arguments.concurrency, "seed": arguments.seed}
         outcome = asyncio.run(soak(server.url, server.pid, **sizes))

@@ -2,13 +2,11 @@
 
 import asyncio
 import random
-import sys
 from pathlib import Path
 
 import httpx
 import pytest
 import soak
-from server_process import free_port, serving
 
 from pageport.testing.tiny_model import write_tiny_llama
 
@@ -16,10 +14,7 @@ from pageport.testing.tiny_model import write_tiny_llama
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("requests", "concurrency"), [(150, 16), pytest.param(5000, 64, marks=pytest.mark.full)])
 def test_a_server_survives_what_clients_do(tmp_path: Path, requests: int, concurrency: int) -> None:
-    port = free_port()
-    model = str(write_tiny_llama(tmp_path / "tiny"))
-    command = [sys.executable, "-m", "pageport", "serve", "--model", model, "--port", str(port), *soak.OPTIONS]
-    with serving(command, port) as server:
+    with soak.served(str(write_tiny_llama(tmp_path / "tiny"))) as server:
         outcome = asyncio.run(soak.soak(server.url, server.pid, requests=requests, concurrency=concurrency, seed=1))
     assert set(outcome.done) == {"plain", "streamed", "left", "cut", "wrong", "late"}
     assert sum(outcome.done.values()) == requests

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
-from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 
 PARTITIONS, STATIONARY_COLUMNS, MOVING_COLUMNS = 128, 128, 512
@@ -119,6 +119,10 @@ def nki_op(name: str, mutates_args: Any) -> Callable[[Callable[..., Any]], Calla
     return lambda function: function
 
 
+# What imports NKI.
+KERNEL = "pageport_neuron.kernels.paged_decode"
+
+
 @contextmanager
 def installed() -> Iterator[None]:
     """Install NKI and its bridge to torch for as long as a test runs."""
@@ -134,6 +138,11 @@ def installed() -> Iterator[None]:
     language.add, language.multiply, language.maximum, language.exp = np.add, np.multiply, np.maximum, np.exp
     language.sbuf, language.psum, language.shared_hbm = "sbuf", "psum", "hbm"
     modules = {"nki": nki, "nki.isa": isa, "nki.language": language, "torch_neuronx": bridge}
-    with mock.patch.dict(sys.modules, modules):
-        sys.modules.pop("pageport_neuron.kernels.paged_decode", None)
-        yield
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in modules.items():
+            patch.setitem(sys.modules, name, module)
+        sys.modules.pop(KERNEL, None)
+        try:
+            yield
+        finally:
+            sys.modules.pop(KERNEL, None)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from unittest import mock
 
+import pytest
 import torch
 from torch._dynamo.backends import registry
 
@@ -54,10 +54,11 @@ class Backend:
 def installed() -> Iterator[SimpleNamespace]:
     """Install the package for as long as a test runs; yields its device module and its backend."""
     module, backend = DeviceModule(), Backend()
-    with (
-        mock.patch.dict(sys.modules, {"torch_neuronx": ModuleType("torch_neuronx")}),
-        mock.patch.object(torch, "neuron", module, create=True),
-        mock.patch.dict(registry._COMPILER_FNS, {"neuron": backend}),
-        mock.patch.dict(registry._BACKENDS, {"neuron": None}),
-    ):
+    with pytest.MonkeyPatch.context() as patch:
+        # Only this name: modules that a test is the first to import must not go with it, since torch's cannot be
+        # imported twice.
+        patch.setitem(sys.modules, "torch_neuronx", ModuleType("torch_neuronx"))
+        patch.setattr(torch, "neuron", module, raising=False)
+        patch.setitem(registry._COMPILER_FNS, "neuron", backend)
+        patch.setitem(registry._BACKENDS, "neuron", None)
         yield SimpleNamespace(device_module=module, backend=backend)
