@@ -2,16 +2,15 @@
 
     python bench/cpu_kernels.py [--threads 1,2] [--seconds 0.5] [--only q4_1,attention,…]
 
-Peaks are those of ``roofline.py``, measured before and after in the same process; of a kernel the best of its calls
-counts. Products of 64 rows repeat one matrix, which stays in the caches; products of one row and attention read more
-than the caches hold.
+Peaks are those of ``roofline.py``, measured before and after in the same process; of a kernel the best of its runs
+counts. Products of 64 rows repeat one matrix, which stays in the caches; a run of products of one row, and of
+attention, reads more than the caches hold.
 """
 
 import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import cycle
 
 import torch
 from roofline import Kind, Peak, default_thread_counts, measure_peaks
@@ -89,7 +88,7 @@ def measure_products(library: Library, scheme: str, threads: int, seconds: float
     yield Measure(f"{scheme}, {MANY_ROWS} rows", threads, operations / fastest / 1e9, kind)
     copies = [replace(weight, panels=copied(weight.panels, memory)) for _ in range(READ_BYTES // weight.num_bytes)]
     fastest = best(product(library, copies, 1), seconds)
-    yield Measure(f"{scheme}, 1 row", threads, weight.num_bytes / fastest / 1e9, "read")
+    yield Measure(f"{scheme}, 1 row", threads, len(copies) * weight.num_bytes / fastest / 1e9, "read")
 
 
 def random_weight(library: Library, scheme: str, memory: WeightMemory) -> Matrix:
@@ -115,10 +114,14 @@ def copied(panels: Tensor, memory: WeightMemory) -> Tensor:
 
 
 def product(library: Library, weights: Sequence[Matrix], rows: int) -> Callable[[], None]:
-    """Return a function that multiplies by the next of ``weights``."""
+    """Return a function that multiplies by all of ``weights``."""
     x, out = torch.randn(rows, IN_FEATURES), torch.empty(rows, OUT_FEATURES)
-    following = cycle(weights)
-    return lambda: next(following).linear(library, x, None, out)
+
+    def multiply() -> None:
+        for weight in weights:
+            weight.linear(library, x, None, out)
+
+    return multiply
 
 
 def measure_attention(library: Library, _: str, threads: int, seconds: float) -> Iterator[Measure]:
@@ -135,12 +138,11 @@ def measure_attention(library: Library, _: str, threads: int, seconds: float) ->
         )
         spec = replace(spec, num_layers=max(1, READ_BYTES // (blocks * bytes_per_block(spec))))
         fastest = best(decode(library, spec, blocks), seconds)
-        read = blocks * bytes_per_block(spec) / spec.num_layers
-        yield Measure(f"decode attention over {dtype}", threads, read / fastest / 1e9, "read")
+        yield Measure(f"decode attention over {dtype}", threads, blocks * bytes_per_block(spec) / fastest / 1e9, "read")
 
 
 def decode(library: Library, spec: KVSpec, blocks: int) -> Callable[[], None]:
-    """Return a function that attends in the next layer."""
+    """Return a function that attends in all layers."""
     pool = allocate_kv(spec, blocks)
     tokens = SEQUENCES * CONTEXT
     params = AttentionParams(scale=HEAD_SIZE**-0.5)
@@ -161,8 +163,12 @@ def decode(library: Library, spec: KVSpec, blocks: int) -> Callable[[], None]:
         slot_mapping=torch.arange(SEQUENCES),
         host=NO_MIRROR,
     )
-    layers = cycle(range(spec.num_layers))
-    return lambda: attention(library, pool, next(layers), query, params, batch, out)
+
+    def attend() -> None:
+        for layer in range(spec.num_layers):
+            attention(library, pool, layer, query, params, batch, out)
+
+    return attend
 
 
 def best(call: Callable[[], None], seconds: float) -> float:
