@@ -174,8 +174,11 @@ template <class Stored>
 struct Head {
     int32_t kv_head;
     Cache<Stored> cache;
-    Rows rows;
+    Rows rows;             // left unset
     Partial all, partial;  // of the splits before, and of the one that is being summed
+
+    Head(int32_t number, const Cache<Stored>& read, const Partial& before, const Partial& current)
+        : kv_head(number), cache(read), all(before), partial(current) {}
 };
 
 template <class Stored>
@@ -236,10 +239,11 @@ void run_piece(const Attention& a, const Work& work, int64_t index, float* parti
     // Nothing is converted where there are integers.
     auto* integers = reinterpret_cast<uint8_t*>(converted);
     heads.clear();
+    heads.reserve(num_heads);
     for (int32_t kv_head = piece.first_head; kv_head < piece.last_head; ++kv_head) {
         const int64_t first_row = (kv_head - piece.first_head) * unit.rows;
-        heads.push_back({kv_head, cache_of<Stored>(a, unit, piece, kv_head), {}, {sums, unit.rows, stride},
-                         {sums + floats, unit.rows, stride}});
+        heads.emplace_back(kv_head, cache_of<Stored>(a, unit, piece, kv_head), Partial(sums, unit.rows, stride),
+                           Partial(sums + floats, unit.rows, stride));
         sums += 2 * floats;
         Rows& rows = heads.back().rows;
         rows.query = queries + first_row * row_stride(a);
@@ -318,7 +322,8 @@ void plan_work(const Attention& a, Work& work) {
             work.add(unit, a.kv_heads, keys.last - keys.first);
         }
     }
-    work.divide(static_cast<int32_t>(a.kv_heads), num_threads(), [&](const Unit& unit) { return partial_floats(a, unit.rows); });
+    work.divide(static_cast<int32_t>(a.kv_heads), num_threads(),
+                [&](const Unit& unit) { return partial_floats(a, unit.rows); });
 }
 
 // Products of a row and a key that are worth a second thread.
