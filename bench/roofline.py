@@ -13,6 +13,7 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -127,10 +128,12 @@ def compile_loops(flags: list[str], folder: Path = CACHE) -> Path:
     return library
 
 
-def measure_peaks(thread_counts: list[int], *, seconds: float = 0.2, tries: int = 5) -> list[Peak]:
-    """Measure every kind at every number of threads."""
+def measure_peaks(
+    thread_counts: list[int], *, kinds: Sequence[Kind] = KINDS, seconds: float = 0.2, tries: int = 5
+) -> list[Peak]:
+    """Measure some kinds at every number of threads."""
     loops = Loops(compile_loops(compiler_flags(cpu_features())))
-    return [loops.peak(kind, threads, seconds=seconds, tries=tries) for kind in KINDS for threads in thread_counts]
+    return [loops.peak(kind, threads, seconds=seconds, tries=tries) for kind in kinds for threads in thread_counts]
 
 
 def default_thread_counts() -> list[int]:

@@ -57,6 +57,22 @@ def test_a_prompt_that_arrives_while_16_requests_decode_starts_before_any_of_the
     drive.require_idle()
 
 
+def test_by_default_a_long_prompt_is_read_in_pieces_of_256_tokens_between_which_others_go_on(
+    open_llm: OpenLLM, tiny_llama: Path
+) -> None:
+    """On the CPU, where longer steps compute no faster."""
+    settings = {"max_num_batched_tokens": None, "enable_prefix_caching": False}
+    llm = open_llm(tiny_llama, max_model_len=1024, num_kv_blocks=80, **settings)
+    drive = EngineDrive(llm)
+    running = drive.add([1, 2, 3], greedy(40))
+    drive.step()
+    late = drive.add([7] * 1000, greedy(4))
+    steps = [{delta.request_id for delta in drive.step()} for _ in range(4)]
+    assert steps[:3] == [{running}] * 3
+    assert steps[3] == {running, late}
+    drive.finish(late, running)
+
+
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize("settings", [{}, {"pipeline_depth": 1, "swap_space": 0.001}])
 def test_streams_that_exceed_the_cache_many_times_all_finish(

@@ -52,7 +52,7 @@ class NativeCpuDevice(CpuDevice):
             kv_kinds=("full", "sliding"),
             attention_variants=("sliding_window", "softcap", "sinks", "alibi"),
             # Products run at full speed from 64 rows on; longer steps only make those who decode wait.
-            step_tokens=512,
+            step_tokens=256,
             determinism="batch",
             graphs_resize=True,
             features={**{f"op:{name}": 1 for name in OPS}, **kv_pool.FEATURES, "graph": 1},

@@ -26,6 +26,7 @@ class ResizableGraph:
         self._device = device
         self._compute = compute
         self._captured: _CapturedStep | None = None
+        self._logits: Tensor | None = None  # of the last step
 
     def run(self, step: DecodeStep, wanted: Tensor | None = None) -> Tensor:
         """Compute a step that is laid out where all are; return the logits of its wanted tokens.
@@ -48,8 +49,10 @@ class ResizableGraph:
         else:
             self._captured.graph.resize(self._captured.size, size)
             self._captured.graph.replay()
-        logits = self._captured.logits
-        return logits.as_strided((size.wanted, logits.shape[1]), logits.stride())
+        if self._logits is None or self._logits.shape[0] != size.wanted:
+            logits = self._captured.logits
+            self._logits = logits.as_strided((size.wanted, logits.shape[1]), logits.stride())
+        return self._logits
 
     def padded_size(self, num_requests: int) -> int:
         """Return how many rows a step of so many requests has: no more."""
