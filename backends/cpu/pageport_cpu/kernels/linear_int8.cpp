@@ -5,6 +5,7 @@
 // That sequence is the same for every element, whatever the number of rows and threads.
 //
 // Or out = silu(gate) * up of that product, gate being its first half.
+#include <algorithm>
 #include <type_traits>
 
 #include "mathematics.h"
@@ -40,6 +41,10 @@ constexpr int BLOCK_ROWS = 8, ROW_UNROLL = 1, MOST_TOGETHER = 1;
 constexpr int64_t CHUNK_BYTES = 384 * 1024;
 // Panels whose results are stored together, so that rows are written in longer pieces.
 constexpr int TILE_PANELS = 4, TILE_OUTPUTS = TILE_PANELS * OUTPUTS;
+// Blocks that ask for the next tile's weights while they are multiplied by this one's.
+constexpr int64_t MOST_ASKERS = 4;
+// Bytes of a cache line.
+constexpr int64_t LINE = 64;
 
 // Rows of the next block, for each of which there is code of its own; the last rows may be padding.
 constexpr int block_rows(int64_t rows_left) {
@@ -57,15 +62,30 @@ inline Sums first_sums(const uint8_t* start) {
     return sums_of(Format::OFFSET == 0 || Format::BITS == CENTRED_BITS ? 0 : read_integer(start));
 }
 
+// What a block's products ask the second cache for while they are computed: weights that would otherwise be waited for
+// where the next tile begins.
+struct Ahead {
+    const uint8_t* next;
+    int64_t lines_a_step;  // of CHANNEL_GROUPS groups
+
+    void fetch() {
+        for (int64_t i = 0; i < lines_a_step; ++i) __builtin_prefetch(next + i * LINE, 0, 2);
+        next += lines_a_step * LINE;
+    }
+};
+
 // The products of a block of rows and a panel; rows of `out` lie TILE_OUTPUTS apart.
 template <class Format, int ROWS>
-void multiply(const uint8_t* record, const uint8_t* x, int64_t num_groups, float* out) {
+void multiply(const uint8_t* record, const uint8_t* x, int64_t num_groups, Ahead ahead, float* out) {
     constexpr RowsLayout LAYOUT{ROWS, Format::SPLITS};
     constexpr int TOGETHER = rows_together(ROWS), SPLIT_QUADS = QUADS / Format::SPLITS;
     Outputs total[ROWS];
     for (Outputs& t : total) t = zero_outputs();
     for (int64_t done = 0; done < num_groups; done += Format::GROUPS, record += Format::RECORD_BYTES) {
         for (int group = 0; group < Format::GROUPS; ++group, x += LAYOUT.bytes()) {
+            if constexpr (ROWS > 1) {
+                if ((done + group) % CHANNEL_GROUPS == 0) ahead.fetch();
+            }
             const auto* integers = reinterpret_cast<const int8_t*>(x);
             const uint8_t *scales = x + LAYOUT.scale(), *shifts = x + LAYOUT.shift();
             Quad weights[QUADS];
@@ -100,22 +120,24 @@ void multiply(const uint8_t* record, const uint8_t* x, int64_t num_groups, float
 
 // The same with weights that have one scale an output, which multiplies the whole sum, as does the factor of a row.
 template <int ROWS>
-void multiply_int8(const uint8_t* panel, const uint8_t* x, int64_t num_groups, float* out) {
+void multiply_int8(const uint8_t* panel, const uint8_t* x, int64_t num_groups, Ahead ahead, float* out) {
     using Format = FormatInt8;
     constexpr RowsLayout LAYOUT{ROWS, 1};
     constexpr int TOGETHER = rows_together(ROWS);
     Outputs total[ROWS];
     for (Outputs& t : total) t = zero_outputs();
     const uint8_t *record = panel + Format::PANEL_HEADER_BYTES, *factors = x + LAYOUT.shift();
-    const auto add_groups = [&](auto groups_constant) {
-        constexpr int GROUPS = groups_constant;
+    for (int64_t done = 0; done < num_groups; done += CHANNEL_GROUPS) {
+        const int64_t groups = std::min<int64_t>(CHANNEL_GROUPS, num_groups - done);
+        if constexpr (ROWS > 1) ahead.fetch();
         const uint8_t *scales = x + LAYOUT.scale(), *starts = x + LAYOUT.start(0);
 #pragma GCC unroll ROW_UNROLL
         for (int row = 0; row < ROWS; row += TOGETHER) {
             Sums sums[TOGETHER];
             for (int i = 0; i < TOGETHER; ++i) sums[i] = first_sums<Format>(starts + (row + i) * 4);
-#pragma GCC unroll 4
-            for (int group = 0; group < GROUPS; ++group) {
+            // Unrolled, the code would not fit the processor's cache of decoded instructions.
+#pragma GCC unroll 1
+            for (int64_t group = 0; group < groups; ++group) {
                 Quad weights[QUADS];
                 Format::Integers::load(record + group * Format::RECORD_BYTES, weights);
                 const auto* integers = reinterpret_cast<const int8_t*>(x) + group * LAYOUT.bytes();
@@ -125,14 +147,8 @@ void multiply_int8(const uint8_t* panel, const uint8_t* x, int64_t num_groups, f
             for (int i = 0; i < TOGETHER; ++i)
                 total[row + i] = fma(to_outputs(sums[i]), broadcast(read_float(scales + (row + i) * 4)), total[row + i]);
         }
-        record += GROUPS * Format::RECORD_BYTES;
-        x += GROUPS * LAYOUT.bytes();
-    };
-    for (int64_t left = num_groups; left > 0; left -= CHANNEL_GROUPS) {
-        static_assert(CHANNEL_GROUPS == 3);
-        if (left >= 3) add_groups(std::integral_constant<int, 3>{});
-        else if (left == 2) add_groups(std::integral_constant<int, 2>{});
-        else add_groups(std::integral_constant<int, 1>{});
+        record += groups * Format::RECORD_BYTES;
+        x += groups * LAYOUT.bytes();
     }
     const Outputs scale = load_outputs(reinterpret_cast<const float*>(panel));
 #pragma GCC unroll ROW_UNROLL
@@ -142,7 +158,7 @@ void multiply_int8(const uint8_t* panel, const uint8_t* x, int64_t num_groups, f
     }
 }
 
-using Multiply = void (*)(const uint8_t*, const uint8_t*, int64_t, float*);
+using Multiply = void (*)(const uint8_t* panel, const uint8_t* x, int64_t num_groups, Ahead, float* out);
 
 struct Kernel {
     int64_t panel_bytes;
@@ -288,13 +304,30 @@ void store_gated_tile(const LinearInt8& a, const Block& block, int64_t first_out
 // Asks for the cache lines that `store_tile` will write: waiting for them then takes longer than writing.
 void prefetch_tile(const LinearInt8& a, const Block& block, int64_t first_output, int64_t width) {
     with_element(a.out_dtype, [&](auto element) {
-        constexpr int64_t LINE = 64 / sizeof(element);
+        constexpr int64_t ELEMENTS = LINE / sizeof(element);
         for (int row = 0; row < block.rows; ++row) {
             const auto* out = static_cast<decltype(element)*>(a.out) + (block.first_row + row) * a.out_stride + first_output;
-            for (int64_t i = 0; i < width; i += LINE) __builtin_prefetch(out + i, 1);
+            for (int64_t i = 0; i < width; i += ELEMENTS) __builtin_prefetch(out + i, 1);
         }
     });
 }
+
+// Which lines of a panel each of some blocks asks for: the first of those that are large share the work. Few rows wait for
+// memory anyway, and the processor sees by itself what comes next.
+struct Asking {
+    int64_t blocks, lines_a_step, lines_a_block;
+
+    Asking(int64_t rows, int64_t groups, int64_t panel_bytes)
+        : blocks(std::min(MOST_ASKERS, (rows + BLOCK_ROWS / 2) / BLOCK_ROWS)) {
+        const int64_t steps = (groups + CHANNEL_GROUPS - 1) / CHANNEL_GROUPS, shares = std::max<int64_t>(1, blocks) * steps;
+        lines_a_step = (panel_bytes + LINE * shares - 1) / (LINE * shares);
+        lines_a_block = lines_a_step * steps;
+    }
+
+    Ahead of_block(const uint8_t* panel, int64_t block) const {
+        return {panel + block * lines_a_block * LINE, block < blocks ? lines_a_step : 0};
+    }
+};
 
 // All rows for the panels [first, last) of columns of `out`.
 void multiply_panels(const LinearInt8& a, const Kernel& kernel, const Blocks& blocks, const uint8_t* memory, int64_t first,
@@ -302,16 +335,23 @@ void multiply_panels(const LinearInt8& a, const Kernel& kernel, const Blocks& bl
     alignas(64) float results[BLOCK_ROWS * TILE_OUTPUTS], ups[BLOCK_ROWS * TILE_OUTPUTS];
     const int64_t groups = num_groups(a.in_features), columns = out_columns(a), first_up = columns / OUTPUTS;
     const int64_t fitting = CHUNK_BYTES / blocks.block_bytes(BLOCK_ROWS), chunk = fitting < 1 ? 1 : fitting;
+    // Threads take turns, more or less: that many panels further on this one will probably go on.
+    const int64_t turn = (num_threads() - 1) * (last - first);
     for (int64_t begin = 0; begin < blocks.count(); begin += chunk) {
         const int64_t end = begin + chunk < blocks.count() ? begin + chunk : blocks.count();
+        const Asking asking(a.rows - begin * BLOCK_ROWS, groups, kernel.panel_bytes);
         for (int64_t tile = first; tile < last; tile += TILE_PANELS) {
             const int64_t panels = last - tile < TILE_PANELS ? last - tile : TILE_PANELS;
+            const int64_t following = tile + panels < last ? panels : panels + turn;
             for (int64_t i = begin; i < end; ++i) {
                 const Block block = blocks.at(i);
                 const auto multiply = [&](int64_t first_panel, float* to) {
-                    for (int64_t panel = 0; panel < panels; ++panel)
-                        kernel.multiply[block.layout.rows](a.weight + (first_panel + panel) * kernel.panel_bytes,
-                                                           memory + block.offset_bytes, groups, to + panel * OUTPUTS);
+                    for (int64_t panel = 0; panel < panels; ++panel) {
+                        const uint8_t* weights = a.weight + (first_panel + panel) * kernel.panel_bytes;
+                        kernel.multiply[block.layout.rows](
+                            weights, memory + block.offset_bytes, groups,
+                            asking.of_block(weights + following * kernel.panel_bytes, i - begin), to + panel * OUTPUTS);
+                    }
                 };
                 const int64_t output = tile * OUTPUTS, left = columns - output;
                 const int64_t width = left < panels * OUTPUTS ? left : panels * OUTPUTS;
