@@ -27,7 +27,17 @@ from typing import Any
 from decode_limit import decode_limit
 from engines import GGUF, OURS, PEERS, Engine, Job, expand, find_engines
 from meter import RESULT_PREFIX
-from roofline import NoCompiler, Peak, compiler_flags, cpu_features, cpu_model, default_thread_counts, measure_peaks
+from roofline import (
+    KINDS,
+    Kind,
+    NoCompiler,
+    Peak,
+    compiler_flags,
+    cpu_features,
+    cpu_model,
+    default_thread_counts,
+    measure_peaks,
+)
 from table import Metric, Result, best_peer_table, comparison_table, engines_of, is_disturbed
 
 QUICK_LIMIT = 8
@@ -205,9 +215,9 @@ def _versions(engines: Sequence[Engine]) -> dict[str, str]:
     return {peer: " ".join(path.read_text().split()) for peer, path in files.items() if path.exists()}
 
 
-def _peaks() -> list[dict[str, Any]]:
+def _peaks(kinds: Sequence[Kind] = KINDS) -> list[dict[str, Any]]:
     try:
-        return [asdict(peak) for peak in measure_peaks(default_thread_counts())]
+        return [asdict(peak) for peak in measure_peaks(default_thread_counts(), kinds=kinds)]
     except NoCompiler as error:
         _say(str(error))
         return []
@@ -215,10 +225,8 @@ def _peaks() -> list[dict[str, Any]]:
 
 def _read_bandwidth() -> list[float]:
     """Return the best of all read loops at this moment, in GB/s; nothing without a compiler."""
-    try:
-        return [max(peak.value for peak in measure_peaks(default_thread_counts(), kinds=("read",)))]
-    except NoCompiler:
-        return []
+    values = [peak["value"] for peak in _peaks(("read",))]
+    return [max(values)] if values else []
 
 
 def _best_peaks(peaks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

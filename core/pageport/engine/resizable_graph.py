@@ -26,7 +26,6 @@ class ResizableGraph:
         self._device = device
         self._compute = compute
         self._captured: _CapturedStep | None = None
-        self._logits: Tensor | None = None  # of the last step
 
     def run(self, step: DecodeStep, wanted: Tensor | None = None) -> Tensor:
         """Compute a step that is laid out where all are; return the logits of its wanted tokens.
@@ -49,10 +48,8 @@ class ResizableGraph:
         else:
             self._captured.graph.resize(self._captured.size, size)
             self._captured.graph.replay()
-        if self._logits is None or self._logits.shape[0] != size.wanted:
-            logits = self._captured.logits
-            self._logits = logits.as_strided((size.wanted, logits.shape[1]), logits.stride())
-        return self._logits
+        logits = self._captured.logits
+        return logits.as_strided((size.wanted, logits.shape[1]), logits.stride())
 
     def padded_size(self, num_requests: int) -> int:
         """Return how many rows a step of so many requests has: no more."""
