@@ -2,9 +2,10 @@
 
     python bench/cpu_kernels.py [--threads 1,2] [--seconds 0.5] [--only q4_1,attention,…]
 
-Peaks are those of ``roofline.py``, measured before and after in the same process; of a kernel the best of its runs
-counts. Products of 64 rows repeat one matrix, which stays in the caches; a run of products of one row, and of
-attention, reads more than the caches hold.
+Peaks are those of ``roofline.py`` in the same process; of a kernel the best of its runs counts. What memory gives moves
+with the host's other machines, so reads are measured again before and after each format's kernels. Products of 64 rows
+repeat one matrix, which stays in the caches; a run of products of one row, and of attention, reads more than the caches
+hold.
 """
 
 import argparse
@@ -50,7 +51,7 @@ class Measure:
     kind: Kind  # of the peak that bounds it
 
     def row(self, peaks: Sequence[Peak]) -> list[str]:
-        peak = max(peak.value for peak in peaks if (peak.kind, peak.threads) == (self.kind, self.threads))
+        peak = max(peak.value for peak in peaks if peak.kind == self.kind)
         return [self.kernel, str(self.threads), f"{self.value:.3g}", f"{peak:.3g}", f"{100 * self.value / peak:.0f} %"]
 
 
@@ -66,15 +67,17 @@ def main() -> None:
     if unknown := [name for name in wanted if name not in known]:
         parser.error(f"--only knows {', '.join(known)}; not {', '.join(unknown)}.")
     library = load_library()
-    peaks = measure_peaks(counts)
-    measures: list[Measure] = []
+    rows: list[list[str]] = []
     for threads in counts:
         library.set_num_threads(threads)
+        registers = measure_peaks([threads], kinds=("float32", "int8"))
+        before = measure_peaks([threads], kinds=("read",))
         for name in wanted:
             measure = measure_attention if name == "attention" else measure_products
-            measures += measure(library, name, threads, arguments.seconds)
-    peaks += measure_peaks(counts)
-    rows = [measure.row(peaks) for measure in measures]
+            measures = list(measure(library, name, threads, arguments.seconds))
+            after = measure_peaks([threads], kinds=("read",))
+            rows += [found.row(registers + before + after) for found in measures]
+            before = after
     print(markdown([["kernel", "threads", "G/s", "peak", "share"], *rows]))
 
 

@@ -24,6 +24,7 @@ from pageport_cpu.kv_pool import (
     allocate_kv,
     bytes_per_block,
     free_kv,
+    layer_part,
     write_kv,
 )
 from pageport_cpu.library import Library
@@ -276,7 +277,21 @@ def test_one_long_decode_is_divided_among_threads_without_a_trace(library: Libra
     assert torch.equal(sequences.attend([(0, 5999, 6000)])[0], on_two)
 
 
-@pytest.mark.parametrize("kv_dtype", ("float32", "float8_e5m2", "int8"))
+@pytest.mark.parametrize("kv_dtype", ("float8_e4m3fn", "float8_e5m2"))
+def test_every_byte_is_read_as_the_number_of_its_format(library: Library, kv_dtype: str) -> None:
+    spec = KVSpec(num_layers=1, num_kv_heads=1, head_size=16, value_head_size=256, block_size=16, dtype=kv_dtype)
+    pool = allocate_kv(spec, 1)
+    pool.memory.zero_()
+    all_bytes, values = torch.arange(256, dtype=torch.uint8), layer_part(spec).values
+    pool.memory[0, values : values + 256] = all_bytes
+    query, out = torch.zeros(1, 1, 16), torch.empty(1, 1, 256)
+    attention(library, pool, 0, query, PARAMS["plain"], make_batch([1], [1], torch.zeros(1, 1, dtype=torch.int32)), out)
+    expected = all_bytes.view(getattr(torch, kv_dtype)).float()
+    assert torch.equal(out.isnan(), expected.isnan().view_as(out))
+    assert torch.equal(out.nan_to_num(), expected.nan_to_num().view_as(out))
+
+
+@pytest.mark.parametrize("kv_dtype", ("float32", "float8_e4m3fn", "float8_e5m2", "int8"))
 def test_a_nan_reaches_only_those_who_see_it(library: Library, kv_dtype: str) -> None:
     sequences = Sequences(library, kv_dtype, (200,), PARAMS["plain"])
     before = sequences.whole(0)

@@ -55,10 +55,9 @@ inline Floats load(const Float8E4M3* p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);
     const __m256i half = _mm256_andnot_si256(_mm256_set1_epi16(0x4000), wide);
-    // All ones but the sign are NaN.
-    const __m256i ones = _mm256_set1_epi16(0x3f80);
-    const __mmask16 nan = _mm256_cmpeq_epi16_mask(_mm256_and_si256(half, ones), ones);
-    return {_mm512_cvtph_ps(_mm256_mask_mov_epi16(half, nan, _mm256_set1_epi16(0x7e00)))};
+    // All ones are NaN, whatever the sign, which doubling drops.
+    const __mmask16 numbers = _mm_cmpneq_epi8_mask(_mm_add_epi8(bytes, bytes), _mm_set1_epi8(-2));
+    return {_mm512_mask_cvtph_ps(_mm512_set1_ps(NAN), numbers, half)};
 }
 
 #elif defined(__AVX2__)
