@@ -1,7 +1,7 @@
 // Which lines of memory will be read soon.
 #pragma once
 
-#include <cstdint>
+#include "kernel.h"
 
 namespace pageport {
 
@@ -21,8 +21,8 @@ public:
         if (count_ == 0) return;
         Piece& piece = pieces_[current_];
         // Into the second level: the first one has even less room.
-        for (int i = 0; i < LINES; ++i) __builtin_prefetch(piece.next + i * LINE_BYTES, 0, 2);
-        piece.next += LINES * LINE_BYTES;
+        for (int i = 0; i < LINES; ++i) __builtin_prefetch(piece.next + i * CACHE_LINE, 0, 2);
+        piece.next += LINES * CACHE_LINE;
         if (piece.next < piece.end) ++current_;
         else piece = pieces_[--count_];
         if (current_ >= count_) current_ = 0;
@@ -33,7 +33,6 @@ public:
     }
 
 private:
-    static constexpr int64_t LINE_BYTES = 64;
     static constexpr int MOST_PIECES = 16;
 
     struct Piece {

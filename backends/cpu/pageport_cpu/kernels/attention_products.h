@@ -37,9 +37,9 @@ struct Tile {
 // Asks for as many lines as VECTORS vectors of step `i` take.
 template <class Stored, int VECTORS>
 inline void fetch_vectors(Ahead& ahead, int64_t i) {
-    constexpr int LINE = 64, BYTES = VECTORS * LANES * sizeof(Stored);
-    if constexpr (BYTES >= LINE) ahead.fetch<BYTES / LINE>();
-    else if (i % (LINE / BYTES) == 0) ahead.fetch<1>();
+    constexpr int BYTES = VECTORS * LANES * sizeof(Stored);
+    if constexpr (BYTES >= CACHE_LINE) ahead.fetch<BYTES / CACHE_LINE>();
+    else if (i % (CACHE_LINE / BYTES) == 0) ahead.fetch<1>();
 }
 
 // scores[row, vector] = Σ over features of query[row] * keys[first + vector].

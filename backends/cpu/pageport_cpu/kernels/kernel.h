@@ -19,4 +19,7 @@ namespace pageport {
 // The dtype of a tensor of activations, or of stored keys and values.
 enum Dtype : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, FP8_E4M3 = 3, FP8_E5M2 = 4, INT8 = 5 };
 
+// Bytes that come from memory together.
+constexpr int64_t CACHE_LINE = 64;
+
 }  // namespace pageport

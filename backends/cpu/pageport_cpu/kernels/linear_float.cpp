@@ -61,8 +61,7 @@ void multiply_tile(const float* x, const Weight* weights, int64_t count, float* 
     for (int64_t k = 0; k < count; ++k) {
         const Floats weight_a = load(weights + k * PANEL), weight_b = load(weights + k * PANEL + LANES);
         if constexpr (PREFETCHES<ROWS>) {
-            constexpr int64_t LINE = 64;
-            for (int64_t i = 0; i < PANEL * int64_t{sizeof(Weight)}; i += LINE) {
+            for (int64_t i = 0; i < PANEL * int64_t{sizeof(Weight)}; i += CACHE_LINE) {
                 __builtin_prefetch(ahead.first + k * ahead.step + i, 0, 2);
             }
         }

@@ -43,8 +43,6 @@ constexpr int64_t CHUNK_BYTES = 384 * 1024;
 constexpr int TILE_PANELS = 4, TILE_OUTPUTS = TILE_PANELS * OUTPUTS;
 // Blocks that ask for the next tile's weights while they are multiplied by this one's.
 constexpr int64_t MOST_ASKERS = 4;
-// Bytes of a cache line.
-constexpr int64_t LINE = 64;
 
 // Rows of the next block, for each of which there is code of its own; the last rows may be padding.
 constexpr int block_rows(int64_t rows_left) {
@@ -64,19 +62,19 @@ inline Sums first_sums(const uint8_t* start) {
 
 // What a block's products ask the second cache for while they are computed: weights that would otherwise be waited for
 // where the next tile begins.
-struct Ahead {
+struct Prefetch {
     const uint8_t* next;
     int64_t lines_a_step;  // of CHANNEL_GROUPS groups
 
     void fetch() {
-        for (int64_t i = 0; i < lines_a_step; ++i) __builtin_prefetch(next + i * LINE, 0, 2);
-        next += lines_a_step * LINE;
+        for (int64_t i = 0; i < lines_a_step; ++i) __builtin_prefetch(next + i * CACHE_LINE, 0, 2);
+        next += lines_a_step * CACHE_LINE;
     }
 };
 
 // The products of a block of rows and a panel; rows of `out` lie TILE_OUTPUTS apart.
 template <class Format, int ROWS>
-void multiply(const uint8_t* record, const uint8_t* x, int64_t num_groups, Ahead ahead, float* out) {
+void multiply(const uint8_t* record, const uint8_t* x, int64_t num_groups, Prefetch ahead, float* out) {
     constexpr RowsLayout LAYOUT{ROWS, Format::SPLITS};
     constexpr int TOGETHER = rows_together(ROWS), SPLIT_QUADS = QUADS / Format::SPLITS;
     Outputs total[ROWS];
@@ -120,7 +118,7 @@ void multiply(const uint8_t* record, const uint8_t* x, int64_t num_groups, Ahead
 
 // The same with weights that have one scale an output, which multiplies the whole sum, as does the factor of a row.
 template <int ROWS>
-void multiply_int8(const uint8_t* panel, const uint8_t* x, int64_t num_groups, Ahead ahead, float* out) {
+void multiply_int8(const uint8_t* panel, const uint8_t* x, int64_t num_groups, Prefetch ahead, float* out) {
     using Format = FormatInt8;
     constexpr RowsLayout LAYOUT{ROWS, 1};
     constexpr int TOGETHER = rows_together(ROWS);
@@ -158,7 +156,7 @@ void multiply_int8(const uint8_t* panel, const uint8_t* x, int64_t num_groups, A
     }
 }
 
-using Multiply = void (*)(const uint8_t* panel, const uint8_t* x, int64_t num_groups, Ahead, float* out);
+using Multiply = void (*)(const uint8_t* panel, const uint8_t* x, int64_t num_groups, Prefetch, float* out);
 
 struct Kernel {
     int64_t panel_bytes;
@@ -304,7 +302,7 @@ void store_gated_tile(const LinearInt8& a, const Block& block, int64_t first_out
 // Asks for the cache lines that `store_tile` will write: waiting for them then takes longer than writing.
 void prefetch_tile(const LinearInt8& a, const Block& block, int64_t first_output, int64_t width) {
     with_element(a.out_dtype, [&](auto element) {
-        constexpr int64_t ELEMENTS = LINE / sizeof(element);
+        constexpr int64_t ELEMENTS = CACHE_LINE / sizeof(element);
         for (int row = 0; row < block.rows; ++row) {
             const auto* out = static_cast<decltype(element)*>(a.out) + (block.first_row + row) * a.out_stride + first_output;
             for (int64_t i = 0; i < width; i += ELEMENTS) __builtin_prefetch(out + i, 1);
@@ -320,12 +318,12 @@ struct Asking {
     Asking(int64_t rows, int64_t groups, int64_t panel_bytes)
         : blocks(std::min(MOST_ASKERS, (rows + BLOCK_ROWS / 2) / BLOCK_ROWS)) {
         const int64_t steps = (groups + CHANNEL_GROUPS - 1) / CHANNEL_GROUPS, shares = std::max<int64_t>(1, blocks) * steps;
-        lines_a_step = (panel_bytes + LINE * shares - 1) / (LINE * shares);
+        lines_a_step = (panel_bytes + CACHE_LINE * shares - 1) / (CACHE_LINE * shares);
         lines_a_block = lines_a_step * steps;
     }
 
-    Ahead of_block(const uint8_t* panel, int64_t block) const {
-        return {panel + block * lines_a_block * LINE, block < blocks ? lines_a_step : 0};
+    Prefetch of_block(const uint8_t* panel, int64_t block) const {
+        return {panel + block * lines_a_block * CACHE_LINE, block < blocks ? lines_a_step : 0};
     }
 };
 
