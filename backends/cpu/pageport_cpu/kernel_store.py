@@ -16,6 +16,7 @@ HOW_TO_GET_A_COMPILER = (
     "Install a C++ compiler (Debian and Ubuntu: apt install g++; Fedora: dnf install gcc-c++) or set CXX to yours, "
     "or install a wheel that brings the kernels."
 )
+WITHOUT_KERNELS = "Until then torch's own operations are used."
 
 
 class LibraryUnavailable(Exception):
@@ -75,7 +76,7 @@ def describe_kernels(kernels: Kernels = Kernels(), built: Path = BUILT) -> str: 
         if compiler is not None:
             return f"{target.name} (compiled on first use, by {compiler})"
         missing.append(target.name)
-    return f"none: {_why_not(compiler)} Until then torch's own operations are used."
+    return f"none: {_why_not(compiler)} {WITHOUT_KERNELS}"
 
 
 def _find(target: InstructionSet, kernels: Kernels, built: Path) -> Path | None:
@@ -113,9 +114,14 @@ def _why_not(compiler: str | None) -> str:
     return f"{reason}. {HOW_TO_GET_A_COMPILER}"
 
 
-if __name__ == "__main__":
+def main(kernels: Kernels = Kernels(), built: Path = BUILT) -> None:  # noqa: B008 - frozen
+    """Compile what is missing, and print what will serve."""
     try:
-        provide_library()
+        provide_library(kernels, built)
+        print(f"kernels: {describe_kernels(kernels, built)}")
     except LibraryUnavailable as unavailable:
-        print(unavailable)
-    print(f"kernels: {describe_kernels()}")
+        print(f"kernels: none: {unavailable} {WITHOUT_KERNELS}")
+
+
+if __name__ == "__main__":
+    main()

@@ -18,7 +18,7 @@ from pageport_cpu.instruction_sets import (
     compilable_sets,
     read_processor_flags,
 )
-from pageport_cpu.kernel_store import cache_folder, describe_kernels, provide_library
+from pageport_cpu.kernel_store import cache_folder, describe_kernels, main, provide_library
 from pageport_cpu.library import LibraryUnavailable
 
 PORTABLE = InstructionSet(name="portable", machines=())
@@ -182,6 +182,14 @@ def test_the_compilers_words_are_kept(kernels, built, compiler):
     with pytest.raises(LibraryUnavailable, match=r"(?s)do not compile: .*this header is wrong"):
         provide_library(kernels, built)
     assert list(built.rglob("*.o")) == list(built.rglob("*.part")) == []
+
+
+def test_kernels_that_do_not_compile_are_not_announced(kernels, built, compiler, capsys):
+    (kernels.folder / "answer.h").write_text('#error "this header is wrong"\n')
+    main(kernels, built)
+    said = capsys.readouterr().out
+    assert said.startswith("kernels: none: the kernels do not compile: ")
+    assert said.endswith(" Until then torch's own operations are used.\n")
 
 
 def test_an_old_compiler_makes_the_best_set_it_knows(kernels, built, compiler, tmp_path, monkeypatch):
