@@ -6,7 +6,7 @@ BIN := .venv/bin
 # The CPU build of torch comes first: any other one is a CUDA build of several GB.
 TORCH ?= torch==2.13.0
 
-.PHONY: setup serve test test-all test-tpu browser clients device-wheel sanitize check format clean
+.PHONY: setup serve test test-all test-tpu browser compilers clients device-wheel sanitize check format clean
 
 setup: .venv/.ready
 
@@ -30,7 +30,7 @@ check: setup
 test: check
 	$(BIN)/python -m pytest -q -m "not full" -n 2 --dist loadfile
 
-test-all: check browser clients
+test-all: check browser clients compilers
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 	$(MAKE) test-tpu
 	$(MAKE) sanitize
@@ -49,6 +49,11 @@ test-tpu: .venv-tpu/.ready
 # What the page is tested in.
 browser:
 	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium)
+
+# What the kernels are compiled with besides g++.
+compilers:
+	command -v clang++ >/dev/null || (apt-get update -qq && apt-get install -y -qq clang)
+	command -v aarch64-linux-gnu-g++ >/dev/null || (apt-get update -qq && apt-get install -y -qq g++-aarch64-linux-gnu)
 
 # Other people's clients of the server.
 clients: setup

@@ -20,10 +20,10 @@ from pageport_cpu.instruction_sets import InstructionSet
 
 KERNELS = Path(__file__).parent / "kernels"
 # Contraction and fast math would make results depend on the compiler; kernels call `fma` where they mean it.
-# GCC 12 takes its own AVX-512 intrinsics for uses of uninitialised values.
+# GCC 12 takes its own AVX-512 intrinsics for uses of uninitialised values; Clang does not know all names of warnings.
 FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno"),
-    *("-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized"),
+    *("-Wall", "-Wextra", "-Wno-unknown-warning-option", "-Wno-uninitialized", "-Wno-maybe-uninitialized"),
 )
 # Files that nothing needs any more are kept this long: another process may be about to link or load them.
 KEEP_STALE_S = 24 * 3600

@@ -249,8 +249,7 @@ def test_processor_flags_are_read(tmp_path, text, flags):
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["g++", "clang++", "aarch64-linux-gnu-g++"])
 def test_every_set_compiles_without_a_warning(name, tmp_path):
-    if shutil.which(name) is None:
-        pytest.skip(f"{name} is not installed")
+    assert shutil.which(name), f"{name} is not installed: `make compilers` installs it"
     for target in compilable_sets("aarch64" if name.startswith("aarch64") else None):
         assert compile_library(target, tmp_path, name, Kernels(KERNELS, extra_flags=("-Werror",))).exists()
 

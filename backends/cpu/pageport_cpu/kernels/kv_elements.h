@@ -23,9 +23,9 @@ struct Int8 {
 
 // How many of what a sum runs over lie side by side: features of a key, tokens of a value.
 template <class Stored>
-constexpr int64_t TOGETHER = 1;
+inline constexpr int64_t TOGETHER = 1;
 template <>
-constexpr int64_t TOGETHER<Int8> = 4;
+inline constexpr int64_t TOGETHER<Int8> = 4;
 
 // Features that a key of so many takes.
 template <class Stored>
@@ -35,10 +35,10 @@ constexpr int64_t stored_features(int64_t features) {
 
 // What a load gives is the stored number divided by this power of two, which scales around a product take up.
 template <class Stored>
-constexpr float LOADED_UNIT = 1.0f;
+inline constexpr float LOADED_UNIT = 1.0f;
 // An E4M3 exponent, whose bias is 7, is read as one of float16, whose bias is 15.
 template <>
-constexpr float LOADED_UNIT<Float8E4M3> = 256.0f;
+inline constexpr float LOADED_UNIT<Float8E4M3> = 256.0f;
 
 // Are keys stored as rotation.h rotates them, and queries rotated to match? With two bits of a number rounding takes
 // what shows; other formats keep enough.
