@@ -5,6 +5,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 # The CPU build of torch comes first: any other one is a CUDA build of several GB.
 TORCH ?= torch==2.13.0
+# $(call provide,command,packages) installs what has a command that is not there yet.
+provide = command -v $(1) >/dev/null || (apt-get update -qq && apt-get install -y -qq $(2))
 
 .PHONY: setup serve test test-all test-tpu browser compilers clients device-wheel sanitize check format clean
 
@@ -48,17 +50,17 @@ test-tpu: .venv-tpu/.ready
 
 # What the page is tested in.
 browser:
-	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium)
+	$(call provide,chromium,chromium)
 
 # What the kernels are compiled with besides g++.
 compilers:
-	command -v clang++ >/dev/null || (apt-get update -qq && apt-get install -y -qq clang)
-	command -v aarch64-linux-gnu-g++ >/dev/null || (apt-get update -qq && apt-get install -y -qq g++-aarch64-linux-gnu)
+	$(call provide,clang++,clang)
+	$(call provide,aarch64-linux-gnu-g++,g++-aarch64-linux-gnu)
 
 # Other people's clients of the server.
 clients: setup
 	$(BIN)/pip install --quiet --editable ".[interop]"
-	command -v npm >/dev/null || (apt-get update -qq && apt-get install -y -qq nodejs npm)
+	$(call provide,npm,nodejs npm)
 	npm install --silent --no-package-lock --no-audit --no-fund --prefix tests/server/npm_client
 
 # What bench/device/run.sh installs where there is no network.
